@@ -1,0 +1,18 @@
+"""Loads the repository root as the package `latentsync_rtx`: with the root itself on `sys.path`, `nodes/` would shadow ComfyUI's `nodes.py`."""
+import importlib.util
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_pack():
+    spec = importlib.util.spec_from_file_location("latentsync_rtx", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["latentsync_rtx"] = package
+    spec.loader.exec_module(package)
+    return package
+
+
+if "latentsync_rtx" not in sys.modules:
+    load_pack()
