@@ -1,0 +1,65 @@
+"""The redrawn face crops of a job, between decode and restore."""
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from .errors import ShapeError
+from .spool import Spool
+from .timeline import Timeline
+
+ROWS = 16  # crops converted at a time
+
+
+@dataclass
+class Crops:
+    """What the socket LATENTSYNC_CROPS carries.
+
+    images: one uint8 [r,r,3] row for each redrawn output frame, in order; on disk when large.
+    timeline: the plan that says which output frames those are.
+    """
+
+    images: Spool
+    timeline: Timeline
+
+    @property
+    def resolution(self) -> int:
+        """Side of the square crops in pixels."""
+        return self.images.shape[0]
+
+    def to_images(self) -> torch.Tensor:
+        """ComfyUI's IMAGE of all crops: float32 [M,r,r,3] in 0..1."""
+        images = torch.empty((len(self.images), *self.images.shape))
+        for rows in _chunks(len(self.images)):
+            images[rows] = torch.from_numpy(self.images.read(rows)).float() / 255
+        return images
+
+    @classmethod
+    def from_images(cls, images: torch.Tensor, like: "Crops", spool_folder: Path) -> "Crops":
+        """Crops from an IMAGE batch [M,H,W,3 or 4] in 0..1 that stand where `like`'s stood; another size is resized (area) to `like`'s.
+
+        Raises ShapeError when the count or the channels differ.
+        """
+        if images.ndim != 4 or images.shape[0] != len(like.images) or images.shape[-1] not in (3, 4):
+            raise ShapeError(
+                f"{len(like.images)} RGB images of the crops are needed, but the batch has shape {tuple(images.shape)}: "
+                "put exactly the images of LatentSync Crops to Images through your restorer, in order."
+            )
+        spool = Spool(like.images.shape, folder=spool_folder)
+        for rows in _chunks(len(images)):
+            block = (images[rows, ..., :3].float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+            spool.append(np.stack([_resized(image, like.resolution) for image in block]))
+        return cls(spool, like.timeline)
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(start, min(start + ROWS, count)) for start in range(0, count, ROWS))
+
+
+def _resized(image: np.ndarray, side: int) -> np.ndarray:
+    if image.shape[:2] == (side, side):
+        return image
+    return cv2.resize(image, (side, side), interpolation=cv2.INTER_AREA if image.shape[0] > side else cv2.INTER_CUBIC)

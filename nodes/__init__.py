@@ -1,0 +1,15 @@
+"""What ComfyUI sees: one file per stage, each a schema and a call into `lipsync/`."""
+from comfy_api.latest import ComfyExtension, io
+
+from ..lipsync import folders
+from . import audio_features, crops, denoise, engine_load, face_align, model_load, restore, vae_decode
+
+STAGES = (model_load, engine_load, face_align, audio_features, denoise, vae_decode, restore, crops)
+
+
+class LatentSyncExtension(ComfyExtension):
+    async def on_load(self) -> None:
+        folders.register()
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [node for stage in STAGES for node in stage.NODES]

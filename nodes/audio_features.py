@@ -1,0 +1,38 @@
+"""LatentSyncAudioFeatures: speech -> audio tokens."""
+import comfy.model_management
+from comfy_api.latest import io
+
+from ..lipsync import audio as audio_stage
+from . import sockets
+from .progress import NodeProgress
+
+
+class LatentSyncAudioFeatures(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncAudioFeatures",
+            display_name="LatentSync Audio Features",
+            category=sockets.CATEGORY,
+            description="Runs the Whisper encoder over the speech. The original sound is kept beside the features for the finished clip.",
+            inputs=[
+                sockets.Model.Input("model"),
+                io.Audio.Input("audio", tooltip="The new speech: any sample rate and channel count."),
+                io.Combo.Input(
+                    "windows",
+                    options=list(audio_stage.WINDOWS),
+                    default=audio_stage.WINDOWS[0],
+                    tooltip="'overlapped' has no break in context every 30 s; 'reference' cuts 30 s windows as the reference does. Same up to 30 s.",
+                ),
+            ],
+            outputs=[sockets.Audio.Output(display_name="audio")],
+        )
+
+    @classmethod
+    def execute(cls, model, audio, windows) -> io.NodeOutput:
+        device = comfy.model_management.get_torch_device()
+        features = audio_stage.extract(audio, model.load_whisper(), windows=windows, device=device, progress=NodeProgress())
+        return io.NodeOutput(features)
+
+
+NODES = [LatentSyncAudioFeatures]

@@ -1,0 +1,46 @@
+"""Crops to IMAGE and back, so that a face restorer fits between decode and restore."""
+from comfy_api.latest import io
+
+from ..lipsync import folders
+from ..lipsync.crops import Crops
+from . import sockets
+
+
+class LatentSyncCropsToImages(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncCropsToImages",
+            display_name="LatentSync Crops to Images",
+            category=sockets.CATEGORY,
+            description="The redrawn face crops as an IMAGE batch, for a face restorer or an upscaler.",
+            inputs=[sockets.Crops.Input("crops")],
+            outputs=[io.Image.Output(display_name="images")],
+        )
+
+    @classmethod
+    def execute(cls, crops) -> io.NodeOutput:
+        return io.NodeOutput(crops.to_images())
+
+
+class LatentSyncImagesToCrops(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncImagesToCrops",
+            display_name="LatentSync Images to Crops",
+            category=sockets.CATEGORY,
+            description="Worked-on face crops back on their way to LatentSync Restore. Another size is resized to the crops' own.",
+            inputs=[
+                io.Image.Input("images"),
+                sockets.Crops.Input("crops", tooltip="The crops that the images were made from: they say where each one belongs."),
+            ],
+            outputs=[sockets.Crops.Output(display_name="crops")],
+        )
+
+    @classmethod
+    def execute(cls, images, crops) -> io.NodeOutput:
+        return io.NodeOutput(Crops.from_images(images, like=crops, spool_folder=folders.temp_dir()))
+
+
+NODES = [LatentSyncCropsToImages, LatentSyncImagesToCrops]

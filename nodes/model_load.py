@@ -1,0 +1,57 @@
+"""LatentSyncModelLoad: names the weights of a job."""
+import comfy.sd
+import comfy.utils
+import folder_paths
+from comfy_api.latest import io
+
+from ..lipsync import weights
+from . import sockets
+from .progress import NodeProgress
+
+
+class LatentSyncModelLoad(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncModelLoad",
+            display_name="LatentSync Load Model",
+            category=sockets.CATEGORY,
+            description="Chooses the LatentSync checkpoint, its Whisper encoder and its VAE. Nothing heavy is loaded until a stage needs it.",
+            search_aliases=["lip sync", "lipsync", "latentsync loader"],
+            inputs=[
+                io.Combo.Input("checkpoint", options=weights.list_models(), tooltip="A checkpoint in models/latentsync, or the bundled demo model."),
+                io.Combo.Input(
+                    "vae",
+                    options=["auto", *folder_paths.get_filename_list("vae")],
+                    default="auto",
+                    tooltip="The SD 1.5 VAE, best vae-ft-mse-840000-ema-pruned. 'auto' looks for it in models/vae. The demo model brings its own.",
+                ),
+                io.Boolean.Input(
+                    "download",
+                    default=False,
+                    tooltip="Fetch missing LatentSync 1.6 files (about 5.3 GB) from Hugging Face into models/. Nothing is downloaded while this is off.",
+                ),
+            ],
+            outputs=[sockets.Model.Output(display_name="model"), io.Vae.Output(display_name="vae")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, checkpoint, vae, download):
+        return weights.find_model(checkpoint).fingerprint if checkpoint in weights.list_models() else ""
+
+    @classmethod
+    def execute(cls, checkpoint, vae, download) -> io.NodeOutput:
+        if download:
+            weights.download(checkpoint, progress=NodeProgress())
+        model = weights.find_model(checkpoint)
+        return io.NodeOutput(model, _load_vae(model, vae))
+
+
+def _load_vae(model, name: str):
+    if model.is_demo:
+        return model.load_vae()
+    path = weights.find_vae(None if name == "auto" else name)
+    return comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path), safe_load=True))
+
+
+NODES = [LatentSyncModelLoad]

@@ -1,0 +1,51 @@
+"""LatentSyncRestore: crops back into the clip, with the sound."""
+from pathlib import Path
+from uuid import uuid4
+
+from comfy_api.latest import InputImpl, io
+from comfy_execution.graph_utils import ExecutionBlocker
+
+from ..lipsync import folders, restore
+from . import sockets
+from .progress import NodeProgress
+
+OUTPUTS = ("video", "images", "video and images")
+
+
+class LatentSyncRestore(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncRestore",
+            display_name="LatentSync Restore",
+            category=sockets.CATEGORY,
+            description="Puts the redrawn mouth back into every frame and adds the speech. Pixels outside the face patch are the clip's own.",
+            inputs=[
+                sockets.Faces.Input("faces"),
+                sockets.Crops.Input("crops"),
+                sockets.Audio.Input("audio"),
+                io.Combo.Input(
+                    "output",
+                    options=list(OUTPUTS),
+                    default=OUTPUTS[0],
+                    tooltip="A video is streamed to disk, encoded once. Images hold the whole clip in memory (25 MB a 1080p frame).",
+                ),
+                io.Int.Input("crf", default=18, min=0, max=51, tooltip="H.264 quality: lower is better and larger. 18 looks lossless, 0 is."),
+            ],
+            outputs=[io.Video.Output(display_name="video"), io.Image.Output(display_name="images")],
+        )
+
+    @classmethod
+    def execute(cls, faces, crops, audio, output, crf) -> io.NodeOutput:
+        progress = NodeProgress()
+        video = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[0]!r} or {OUTPUTS[2]!r} to get a video.")
+        images = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
+        if output != OUTPUTS[1]:
+            path = Path(folders.temp_dir()) / f"latentsync-{uuid4().hex}.mp4"
+            video = InputImpl.VideoFromFile(str(restore.restore_clip(faces, crops, audio, path, crf=crf, progress=progress)))
+        if output != OUTPUTS[0]:
+            images = restore.restore_images(faces, crops, progress=progress)
+        return io.NodeOutput(video, images)
+
+
+NODES = [LatentSyncRestore]

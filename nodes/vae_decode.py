@@ -1,0 +1,33 @@
+"""LatentSyncVAEDecode: latents -> crops with the kept pixels put back."""
+from comfy_api.latest import io
+
+from ..lipsync import folders, vae as vae_stage
+from ..lipsync.errors import ShapeError
+from . import sockets
+from .progress import NodeProgress
+
+
+class LatentSyncVAEDecode(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncVAEDecode",
+            display_name="LatentSync VAE Decode",
+            category=sockets.CATEGORY,
+            description="Decodes the latents and puts everything outside the redrawn mouth back from the aligned crop.",
+            inputs=[io.Latent.Input("latent"), io.Vae.Input("vae"), sockets.Faces.Input("faces")],
+            outputs=[sockets.Crops.Output(display_name="crops")],
+        )
+
+    @classmethod
+    def execute(cls, latent, vae, faces) -> io.NodeOutput:
+        plan = latent.get("latentsync_timeline")
+        if plan is None:
+            raise ShapeError("This LATENT does not come from LatentSync Denoise (it carries no timeline): wire that node's output here directly.")
+        crops = vae_stage.decode_crops(
+            vae, latent["samples"], faces, plan, spool_folder=folders.temp_dir(), progress=NodeProgress()
+        )
+        return io.NodeOutput(crops)
+
+
+NODES = [LatentSyncVAEDecode]
