@@ -1,0 +1,207 @@
+"""Rows of one shape, kept in memory while they are few and in one file on disk when they are many.
+
+Aligned crops of ten minutes are 12 GB: a stage appends them as they are made and a later stage reads the few it needs. Plain file
+reads, not a memory map: pages of a map count as this process's memory and would make its use grow with the length of the clip.
+"""
+import errno
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from .errors import DiskSpaceError, MediaError, ShapeError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "latentsync-spool-"
+MEMORY_LIMIT = 256 << 20  # bytes: 340 crops of 512 px
+SPARE_BYTES = 256 << 20  # left free for everybody else on the disk
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+def size_text(size: float) -> str:
+    """Bytes as people read them: '850 MB', '12.4 GB' (powers of 1000, as disks are sold)."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def require_space(folder: str | Path, size: int) -> None:
+    """Refuse at once, with `DiskSpaceError`, a job that will need `size` bytes in `folder` (which may not exist yet) and cannot have them."""
+    place = Path(folder).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise MediaError(f"cannot use the folder {folder}: {error.strerror or error}") from error
+    if size > 0 and size + SPARE_BYTES > free:
+        raise DiskSpaceError(
+            f"this job needs about {size_text(size)} on disk and {size_text(SPARE_BYTES)} to spare, but {folder} has {size_text(free)} free: "
+            "make room, choose another temporary folder, or use a shorter clip"
+        )
+
+
+def clean_stale(folder: str | Path, older_than_seconds: float = 86400) -> int:
+    """Remove spool files that a killed process left in `folder`, untouched for `older_than_seconds`. Returns the bytes given back."""
+    freed = 0
+    for path in Path(folder).glob(PREFIX + "*"):
+        try:
+            status = path.stat()
+            if time.time() - status.st_mtime > older_than_seconds:
+                path.unlink()
+                freed += status.st_size
+        except OSError as error:  # in use (Windows), or removed by another job meanwhile
+            log.debug("left %s alone: %s", path, error)
+    return freed
+
+
+class Spool:
+    """Rows [*shape] of `dtype`; up to `memory_limit_bytes` in memory, beyond that all of them in a file of its own in `folder`.
+
+    `folder` defaults to the system's temporary folder and is made when missing, but only when the rows outgrow memory. The file has a
+    unique name, so jobs never meet, and goes away on `close()`, when the spool is forgotten, or at exit. Safe to append in one thread
+    and read in another.
+    """
+
+    def __init__(self, shape, dtype=np.uint8, folder: str | Path | None = None, memory_limit_bytes: int = MEMORY_LIMIT):
+        self.shape = tuple(int(n) for n in shape)
+        self.dtype = np.dtype(dtype)
+        self.folder = Path(folder) if folder is not None else Path(tempfile.gettempdir())
+        self.memory_limit_bytes = memory_limit_bytes
+        self.row_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        self._rows: list[np.ndarray] | None = []  # None once the rows are on disk
+        self._count = 0
+        self._file = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._cleanup = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @property
+    def nbytes(self) -> int:
+        return self._count * self.row_bytes
+
+    @property
+    def on_disk(self) -> bool:
+        return self._file is not None
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows [n, *shape] (or one [*shape]); they are copied. Raises ShapeError, DiskSpaceError, or MediaError when the folder is unusable."""
+        rows = np.asarray(rows)
+        if rows.shape == self.shape:
+            rows = rows[None]
+        if rows.shape[1:] != self.shape or rows.ndim != len(self.shape) + 1 or rows.dtype != self.dtype:
+            raise ShapeError(f"this spool keeps rows of {list(self.shape)} {self.dtype}, not {list(rows.shape)} {rows.dtype}")
+        with self._lock:
+            self._require_open()
+            if self._file is None and (self._count + len(rows)) * self.row_bytes > self.memory_limit_bytes:
+                self._move_to_disk()
+            if self._file is None:
+                self._rows.extend(rows.copy())
+            else:
+                self._write(rows, self._count)
+            self._count += len(rows)
+
+    def read(self, rows) -> np.ndarray:
+        """A fresh array of the chosen rows: a slice or a sequence of n indices gives [n, *shape], one int gives [*shape].
+
+        Indices run from 0; IndexError for any other, -1 too: a track uses -1 for "no such row"."""
+        if isinstance(rows, (int, np.integer)):
+            return self.read([rows])[0]
+        indices = np.arange(self._count)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64).reshape(-1)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self._count:
+            raise IndexError(f"rows {indices.min()}..{indices.max()} of a spool of {self._count}")
+        out = np.empty((len(indices), *self.shape), self.dtype)
+        with self._lock:
+            self._require_open()
+            if self._file is None:
+                for row, index in enumerate(indices):
+                    out[row] = self._rows[index]
+            else:
+                for first, last in _ascending_runs(indices):
+                    self._read_into(out[first:last], int(indices[first]))
+        return out
+
+    def close(self) -> None:
+        """Forget the rows and remove the file. May be called twice."""
+        with self._lock:
+            self._closed = True
+            self._rows, self._count = None, 0
+            if self._cleanup is not None:
+                self._cleanup()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("this spool is closed: the job that it belonged to has ended")
+
+    def _move_to_disk(self) -> None:
+        self._file = self._open_file()
+        try:
+            for start in range(0, self._count, 16):
+                self._write(np.stack(self._rows[start:start + 16]), start)
+        except BaseException:  # a spool that failed here goes on as it was, in memory
+            self._cleanup()
+            self._file = self._cleanup = None
+            raise
+        self._rows = None
+
+    def _open_file(self):
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(prefix=PREFIX, suffix=".raw", dir=self.folder)
+            file = os.fdopen(handle, "w+b", buffering=0)
+        except OSError as error:
+            raise MediaError(f"cannot keep frames in the folder {self.folder}: {error.strerror or error}") from error
+        self._cleanup = weakref.finalize(self, _remove, file, path)
+        return file
+
+    def _write(self, rows: np.ndarray, at: int) -> None:
+        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+        try:
+            self._file.seek(at * self.row_bytes)
+            while data:
+                data = data[self._file.write(data):]
+        except OSError as error:
+            kind = DiskSpaceError if error.errno in _FULL else MediaError
+            raise kind(
+                f"cannot keep frames in the folder {self.folder} ({size_text(self.nbytes)} there so far): {error.strerror or error}"
+            ) from error
+
+    def _read_into(self, out: np.ndarray, at: int) -> None:
+        data = memoryview(out.reshape(-1).view(np.uint8))
+        self._file.seek(at * self.row_bytes)
+        while data:
+            count = self._file.readinto(data)
+            if not count:
+                raise MediaError(f"a spool file in {self.folder} became shorter while in use: was the temporary folder cleaned?")
+            data = data[count:]
+
+
+def _ascending_runs(indices: np.ndarray) -> Iterable[tuple[int, int]]:
+    """Stretches [first, last) of consecutive indices: one file read each."""
+    if len(indices) == 0:
+        return []
+    edges = np.flatnonzero(np.diff(indices) != 1) + 1
+    return zip([0, *edges.tolist()], [*edges.tolist(), len(indices)], strict=True)
+
+
+def _remove(file, path: str) -> None:
+    file.close()
+    try:
+        os.unlink(path)
+    except OSError as error:
+        log.debug("could not remove the spool file %s: %s", path, error)
