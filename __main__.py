@@ -1,0 +1,23 @@
+"""`python <this folder> run|build-engine|...`: the stages without ComfyUI."""
+import importlib.util
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = "latentsync_rtx"
+
+
+def load_pack():
+    """The folder as a package under a fixed name: its own name may be no Python identifier, and `nodes/` must not become top-level."""
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+    spec = importlib.util.spec_from_file_location(PACKAGE, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[PACKAGE] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    load_pack()
+    from latentsync_rtx.commands import main
+
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The command line: one module per command, each with HELP, `add_arguments(parser)` and `main(arguments) -> exit status`."""
+import argparse
+import importlib
+import logging
+import sys
+
+from ..lipsync.errors import LatentSyncError
+
+COMMANDS = ("run",)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a typed error becomes one line on stderr and exit status 1, Ctrl-C becomes 130."""
+    parser = argparse.ArgumentParser(prog="python <latentsync-rtx>", description="Lip-sync a video with LatentSync, without ComfyUI.")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what each stage decides")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    modules = {}
+    for name in COMMANDS:
+        modules[name] = importlib.import_module(f".{name.replace('-', '_')}", __name__)
+        command = subparsers.add_parser(name, help=modules[name].HELP, description=modules[name].HELP)
+        modules[name].add_arguments(command)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        return modules[arguments.command].main(arguments)
+    except LatentSyncError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was left behind\n")
+        return 130
