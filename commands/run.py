@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resolution", type=int, choices=(256, 512), default=DEFAULTS.resolution)
     parser.add_argument("--rate", choices=("25", "source"), default="25", help="frame rate of the work and the result (default %(default)s)")
     parser.add_argument("--length", choices=timeline.LENGTHS, default=DEFAULTS.length, help="how long the result is (default %(default)s)")
-    parser.add_argument("--extend", choices=timeline.EXTENDS, default=DEFAULTS.extend, help="what a short clip does (default %(default)s)")
+    parser.add_argument("--extend", choices=timeline.EXTENSIONS, default=DEFAULTS.extend, help="what a short clip does (default %(default)s)")
     parser.add_argument("--face", choices=face.CHOICES, default=DEFAULTS.face, help="which face (default %(default)s)")
     parser.add_argument("--detector", choices=face.DETECTORS, default=DEFAULTS.detector)
     parser.add_argument("--windows", choices=audio.WINDOWS, default=DEFAULTS.windows, help="audio context (default %(default)s)")

@@ -32,7 +32,7 @@ class LatentSyncDenoise(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "extend",
-                    options=list(timeline.EXTENDS),
+                    options=list(timeline.EXTENSIONS),
                     default="ping-pong",
                     tooltip="What a clip shorter than the speech does: play back and forth, loop, or hold its last frame.",
                 ),
