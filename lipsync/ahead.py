@@ -1,0 +1,74 @@
+"""Work that overlaps: reading, computing and writing a stream at the same time, with a bounded number of items on the way."""
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_END = object()
+
+
+@contextmanager
+def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
+    """Iterate over `items` in a thread of its own, up to `depth` items ahead of the reader.
+
+    What `items` raises is raised to the reader. Leaving the context stops the thread after the item in hand and closes a generator.
+    """
+    waiting: queue.Queue = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(entry) -> bool:
+        while not stop.is_set():
+            with suppress(queue.Full):
+                waiting.put(entry, timeout=0.1)
+                return True
+        return False
+
+    def read() -> None:
+        error = None
+        try:
+            with closing(items) if hasattr(items, "close") else suppress():
+                for item in items:
+                    if not put((item, None)):
+                        return
+        except BaseException as raised:  # whatever it is belongs to the reader
+            error = raised
+        put((_END, error))
+
+    def received() -> Iterator[T]:
+        while True:
+            item, error = waiting.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+
+    thread = threading.Thread(target=read, name="latentsync-ahead", daemon=True)
+    thread.start()
+    try:
+        yield received()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], workers: int = 2) -> Iterator[R]:
+    """`function` of every item, computed by `workers` threads, given back in order; at most `2 * workers` items are on the way."""
+    running: deque = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="latentsync-work") as pool:
+        try:
+            for item in items:
+                running.append(pool.submit(function, item))
+                if len(running) >= 2 * workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
