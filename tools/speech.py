@@ -2,8 +2,8 @@
 
     python tools/speech.py OUT.wav "Some words"
 
-The library comes from the package `espeakng-loader` (it ships libespeak-ng and its voices; GPL-3.0, so a tool of the demo and the tests only);
-without that package the program `espeak-ng` is used, which gives the same sound but no phoneme times.
+The library comes from the package `espeakng-loader` (it ships libespeak-ng and its voices; GPL-3.0, so a tool of the demo and the tests
+only); without that package the program `espeak-ng` is used, which tells no phoneme times.
 """
 import ctypes
 import io
@@ -27,7 +27,7 @@ EVENT_SAMPLERATE = 8
 PARAMETER_RATE = 1
 PARAMETER_PITCH = 3
 
-DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog, and my mouth moves with every word."
+DEFAULT_TEXT = "My mouth moves with every word, and the rest of me stays as it was."
 
 
 class SpeechError(RuntimeError):
@@ -50,7 +50,7 @@ _library: tuple[ctypes.CDLL, int] | None = None
 
 
 def speak(text: str = DEFAULT_TEXT, *, voice: str = "en-us", words_per_minute: int = 160, pitch: int = 50) -> tuple[np.ndarray, int, list]:
-    """-> (waveform float32 [T] in -1..1, sample rate in Hz, [(phoneme in IPA, start in seconds)]).
+    """-> (waveform float32 [T] in -1..1, sample rate in Hz, [(phoneme in IPA with its stress mark, start in seconds)]).
 
     pitch is eSpeak's, 0..100. The phoneme list covers pauses too (an empty string); it is empty when only the `espeak-ng` program is there.
     Raises SpeechError.

@@ -1,0 +1,274 @@
+"""Queues a workflow in API form on a running ComfyUI, shows how far it is, and fetches the video.
+
+    python submit.py --video clip.mp4 --audio speech.wav
+    python submit.py --server http://192.0.2.7:8188 --video clip.mp4 --audio speech.wav --model latentsync_unet.pt --seed 7 --output out.mp4
+    python submit.py --workflow mine.api.json --set LatentSyncFaceAlign.face=left --set LatentSyncRestore.crf=14
+
+Needs aiohttp, which every ComfyUI has installed; this file can be copied out of the repository and used alone. Ctrl-C cancels the job on
+the server. Ends with status 0 and the file's path on the last line, 1 with a message when the job fails, 130 when it was cancelled.
+"""
+import argparse
+import asyncio
+import json
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import aiohttp
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".gif")
+EXAMPLE = Path(__file__).with_name("lipsync.api.json")
+UPLOADS = "latentsync"  # subfolder of ComfyUI's input folder
+BAR_CELLS = 24
+HISTORY_TRIES = 100  # a tenth of a second each
+
+
+class JobError(Exception):
+    """The server cannot be reached, refuses the workflow, or the job failed. The message is for the person at the terminal."""
+
+
+def patched(workflow: dict, changes: list[tuple[str, str, object]]) -> dict:
+    """A copy of the API-form workflow in which every node of class `a` has its input `b` set to `c`, for each (a, b, c)."""
+    workflow = json.loads(json.dumps(workflow))
+    for class_type, name, value in changes:
+        nodes = [node for node in workflow.values() if node["class_type"] == class_type]
+        if not nodes:
+            raise JobError(f"the workflow has no node of class {class_type} whose {name} could be set")
+        for node in nodes:
+            if name not in node["inputs"]:
+                raise JobError(f"{class_type} has no input {name!r}; it has {', '.join(node['inputs'])}")
+            node["inputs"][name] = value
+    return workflow
+
+
+def workflow_title(node: dict) -> str:
+    return node.get("_meta", {}).get("title") or node["class_type"]
+
+
+class Bar:
+    """One line on a terminal, redrawn; elsewhere a line for each node as it starts."""
+
+    def __init__(self, workflow: dict, stream=sys.stderr):
+        self.workflow, self.stream = workflow, stream
+        self.redraws = stream.isatty()
+        self.finished: set[str] = set()
+        self.node: str | None = None
+        self.started = time.monotonic()
+
+    def cached(self, nodes: list[str]) -> None:
+        self.finished.update(nodes)
+
+    def update(self, node: str, value: float, maximum: float) -> None:
+        """`node` has done `value` of `maximum`."""
+        changed, self.node = node != self.node, node
+        place = f"[{min(len(self.finished) + 1, len(self.workflow))}/{len(self.workflow)}]"
+        title = workflow_title(self.workflow.get(node, {"class_type": node}))
+        if self.redraws:
+            part = min(value / maximum, 1) if maximum > 0 else 0
+            cells = round(part * BAR_CELLS)
+            elapsed = time.monotonic() - self.started
+            self.stream.write(f"\r\x1b[K{place} {title:<28.28} {'#' * cells}{'.' * (BAR_CELLS - cells)} {part:4.0%}  {elapsed:.0f} s")
+        elif changed:
+            self.stream.write(f"{place} {title}\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        if self.redraws and self.node is not None:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+
+
+class Client:
+    """One ComfyUI server, talked to as one client (`client_id` ties the websocket to what we queue)."""
+
+    def __init__(self, session: aiohttp.ClientSession, server: str):
+        self.session, self.server = session, server.rstrip("/")
+        self.client_id = uuid.uuid4().hex
+
+    async def upload(self, path: Path) -> str:
+        """Copy a file into the server's input folder -> the name that LoadVideo and LoadAudio take. Overwrites nothing."""
+        if not path.is_file():
+            raise JobError(f"{path}: no such file")
+        form = aiohttp.FormData()
+        form.add_field("subfolder", UPLOADS)
+        with path.open("rb") as file:
+            form.add_field("image", file, filename=path.name, content_type="application/octet-stream")
+            async with self.session.post(f"{self.server}/upload/image", data=form) as answer:
+                if answer.status == 413:
+                    raise JobError(f"{path.name} is larger than the server accepts: start ComfyUI with --max-upload-size MEGABYTES")
+                if answer.status != 200:
+                    raise JobError(f"upload of {path.name}: the server answered {answer.status} {await answer.text()}")
+                stored = await answer.json()
+        return "/".join(part for part in (stored["subfolder"], stored["name"]) if part)
+
+    async def queue(self, workflow: dict) -> str:
+        """-> the prompt's id. Raises JobError with the server's reasons, node by node, when it refuses the workflow."""
+        async with self.session.post(f"{self.server}/prompt", json={"prompt": workflow, "client_id": self.client_id}) as answer:
+            content = await answer.json(content_type=None)
+            if answer.status == 200:
+                return content["prompt_id"]
+        raise JobError(refusal(content, workflow))
+
+    async def run(self, workflow: dict, show: Bar) -> dict:
+        """Queue it and wait for its end -> the history entry's outputs {node: {...}}. A cancel of this task cancels the job."""
+        async with self.session.ws_connect(f"{self.server}/ws", params={"clientId": self.client_id}, max_msg_size=0) as socket:
+            prompt_id = await self.queue(workflow)
+            try:
+                await follow(socket, prompt_id, show)
+            except asyncio.CancelledError:
+                await self.cancel(prompt_id)
+                raise
+            finally:
+                show.close()
+        return await self.outputs(prompt_id)
+
+    async def outputs(self, prompt_id: str) -> dict:
+        """Of a finished prompt: {node: {kind: [file, ...]}}. The server announces success a moment before its history has the entry."""
+        for _ in range(HISTORY_TRIES):
+            async with self.session.get(f"{self.server}/history/{prompt_id}") as answer:
+                history = await answer.json()
+            if prompt_id in history:
+                return history[prompt_id]["outputs"]
+            await asyncio.sleep(0.1)
+        raise JobError("the job finished, but the server's history does not list it")
+
+    async def cancel(self, prompt_id: str) -> None:
+        await self.session.post(f"{self.server}/queue", json={"delete": [prompt_id]})  # if it still waits
+        await self.session.post(f"{self.server}/interrupt", json={"prompt_id": prompt_id})  # if it runs
+
+    async def fetch(self, outputs: dict, target: Path) -> Path:
+        """Save the last video among `outputs` as `target`, or under its own name if `target` is a folder."""
+        listed = [files for shown in outputs.values() for files in shown.values() if isinstance(files, list)]
+        named = [file for files in listed for file in files if isinstance(file, dict) and "filename" in file]
+        videos = [file for file in named if file["filename"].lower().endswith(VIDEO_SUFFIXES)]
+        if not videos:
+            raise JobError("the job finished but saved no video: does the workflow end in a Save Video node?")
+        video = max(videos, key=lambda file: file.get("type") == "output")
+        if target.is_dir():
+            target = target / video["filename"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        query = {key: video[key] for key in ("filename", "subfolder", "type")}
+        async with self.session.get(f"{self.server}/view", params=query) as answer:
+            if answer.status != 200:
+                raise JobError(f"/view of {video['filename']}: the server answered {answer.status}")
+            partial = target.with_name(target.name + ".partial")
+            with partial.open("wb") as file:
+                async for chunk in answer.content.iter_chunked(1 << 20):
+                    file.write(chunk)
+        partial.replace(target)
+        return target
+
+
+async def follow(socket: aiohttp.ClientWebSocketResponse, prompt_id: str, show: Bar) -> None:
+    """Read the server's messages until this prompt has ended. Raises JobError if that was not in success."""
+    async for message in socket:
+        if message.type is not aiohttp.WSMsgType.TEXT:  # previews are binary
+            continue
+        event = json.loads(message.data)
+        kind, data = event["type"], event.get("data") or {}
+        if data.get("prompt_id") != prompt_id:
+            continue
+        if kind == "execution_cached":
+            show.cached(data["nodes"])
+        elif kind == "executing" and data.get("node"):
+            show.update(data["node"], 0, 0)
+        elif kind == "progress_state":
+            for node, state in data["nodes"].items():
+                if state["state"] == "running":
+                    show.update(node, state["value"], state["max"])
+                elif state["state"] == "finished":
+                    show.finished.add(node)
+        elif kind == "execution_success":
+            return
+        elif kind == "execution_error":
+            raise JobError(f"{data['node_type']}: {data['exception_message'].strip()}")
+        elif kind == "execution_interrupted":
+            raise JobError(f"the job was cancelled on the server, in {data.get('node_type')}")
+    raise JobError("the server closed the connection: did ComfyUI stop? Its log says why")
+
+
+def refusal(content: dict, workflow: dict) -> str:
+    """What a 400 of /prompt says, in lines for people."""
+    error = content.get("error") or {}
+    if isinstance(error, str):
+        return error
+    if error.get("type") in ("invalid_prompt", "missing_node_type") or not content.get("node_errors"):
+        return f"the server refuses the workflow: {error.get('message', content)} {error.get('details', '')}".strip()
+    lines = ["the server refuses the workflow:"]
+    for node, found in content["node_errors"].items():
+        title = workflow_title(workflow.get(node, found))
+        lines += [f"  {title}: {reason['message']}: {reason['details']}" for reason in found["errors"]]
+    return "\n".join(lines)
+
+
+def change(text: str) -> tuple[str, str, object]:
+    """"Class.input=value" -> (class, input, value): the value is JSON where it reads as such, else text."""
+    target, equals, value = text.partition("=")
+    class_type, dot, name = target.partition(".")
+    if not (equals and dot and class_type and name):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NodeClass.input=value")
+    try:
+        return class_type, name, json.loads(value)
+    except json.JSONDecodeError:
+        return class_type, name, value
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="Ctrl-C cancels the job on the server.")
+    parser.add_argument("--server", default="http://127.0.0.1:8188", help="address of ComfyUI (default %(default)s)")
+    parser.add_argument("--workflow", type=Path, default=EXAMPLE, help=f"a workflow in API form (default: {EXAMPLE.name} beside this file)")
+    parser.add_argument("--video", type=Path, help="the clip; uploaded")
+    parser.add_argument("--audio", type=Path, help="the new speech; uploaded (default: the sound of --video)")
+    parser.add_argument("--model", help="checkpoint in the server's models/latentsync")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--guidance", type=float)
+    parser.add_argument(
+        "--set", dest="changes", type=change, action="append", default=[], metavar="CLASS.INPUT=VALUE", help="any other input; repeatable"
+    )
+    parser.add_argument("--output", type=Path, default=Path("."), help="file or folder for the result (default: here)")
+    return parser.parse_args()
+
+
+async def submit(options: argparse.Namespace) -> Path:
+    try:
+        workflow = json.loads(options.workflow.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError(f"{options.workflow} is not a workflow: {error}") from error
+    if not all(isinstance(node, dict) and "class_type" in node for node in workflow.values()):
+        raise JobError(f"{options.workflow} is not in API form: in ComfyUI choose Workflow > Export (API)")
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        client = Client(session, options.server)
+        try:
+            changes = []
+            if options.video:
+                changes.append(("LoadVideo", "file", await client.upload(options.video)))
+            if options.audio or options.video:
+                changes.append(("LoadAudio", "audio", await client.upload(options.audio or options.video)))
+            if options.model:
+                changes.append(("LatentSyncModelLoad", "checkpoint", options.model))
+            denoise = {name: getattr(options, name) for name in ("seed", "steps", "guidance")}
+            changes += [("LatentSyncDenoise", name, value) for name, value in denoise.items() if value is not None]
+            workflow = patched(workflow, changes + options.changes)
+            outputs = await client.run(workflow, Bar(workflow))
+            return await client.fetch(outputs, options.output)
+        except aiohttp.ClientError as error:
+            raise JobError(f"cannot talk to ComfyUI at {options.server}: {error}") from error
+
+
+def main() -> int:
+    try:
+        print(asyncio.run(submit(arguments())))
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("cancelled", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

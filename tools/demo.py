@@ -1,0 +1,70 @@
+"""`make demo`: a clip through the example workflow in a real ComfyUI on the CPU.
+
+    python tools/demo.py [--video CLIP] [--audio SPEECH] [--output build/demo/lipsync.mp4] [further options of examples/submit.py]
+"""
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from comfyui import ROOT, ComfyUIError, Server, exit_on_sigterm
+from demo_media import make
+from face_models import fetch
+
+BASE = ROOT / "build" / "comfyui"
+HONEST = (
+    "Expect no lip-sync in it: the demo model is tiny and its weights are random, so the mouth is noise. Every stage ran for real; "
+    "with a LatentSync 1.6 checkpoint in ComfyUI's models/latentsync the same workflow makes the mouth speak."
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--video", type=Path, help="default: a moving portrait, made now")
+    parser.add_argument("--audio", type=Path, help="default: a synthesiser's sentence, made now; with --video alone, that clip's own sound")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "demo" / "lipsync.mp4")
+    options, further = parser.parse_known_args()
+    exit_on_sigterm()
+    for path in (options.video, options.audio):
+        if path and not path.is_file():
+            return fail(f"{path}: no such file")
+    clip, sound = make(ROOT / "build" / "demo")
+    video = options.video or clip
+    audio = options.audio or (None if options.video else sound)
+    cached = ROOT / ".cache" / "face"
+    (BASE / "models" / "latentsync" / "face").mkdir(parents=True, exist_ok=True)
+    for file in fetch(cached):
+        shutil.copyfile(file, BASE / "models" / "latentsync" / "face" / file.name)
+    print("Starting ComfyUI on the CPU ...", flush=True)
+    with Server(BASE) as server:
+        print(f"{server.url}   log: {shown(server.log_path)}", flush=True)
+        command = [sys.executable, str(ROOT / "examples" / "submit.py"), "--server", server.url, "--output", str(options.output)]
+        command += ["--video", str(video), *(["--audio", str(audio)] if audio else [])]
+        status = subprocess.run([*command, *further], check=False, stdout=subprocess.DEVNULL).returncode
+    if status:
+        return fail(f"see {shown(server.log_path)}") if status != 130 else status
+    print(shown(options.output))
+    if "--model" not in further:
+        print(HONEST)
+    return 0
+
+
+def shown(path: Path) -> Path:
+    """As short as it can be written from here."""
+    path = path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ComfyUIError as error:
+        sys.exit(fail(str(error)))
+    except KeyboardInterrupt:
+        sys.exit(130)
