@@ -1,6 +1,4 @@
 """Drawn faces: layered, anti-aliased, lit pictures of heads with closed mouths, made from a few dozen random numbers each."""
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -36,6 +34,12 @@ class Dice:
         mixed = torch.lerp(palette[low], palette[low + 1], (at - low)[:, None])
         mixed = mixed + torch.randn(self.count, 3, generator=self.generator) * jitter
         return mixed.clamp(0.02, 1.0)[:, :, None, None].to(self.device)
+
+    def muted(self):
+        """Any colour, mostly a muted one: [B,3,1,1]."""
+        colour = torch.rand(self.count, 3, generator=self.generator)
+        grey = colour.mean(1, keepdim=True)
+        return torch.lerp(grey, colour, torch.rand(self.count, 1, generator=self.generator))[:, :, None, None].to(self.device)
 
     def noise(self, size, cells):
         """Smooth noise [B,h,w] of about unit spread, `cells` features across the picture."""
@@ -103,7 +107,7 @@ def roll(dice):
         "jaw_power": dice.uniform(1.9, 2.6), "eye_x": dice.normal(0.84, 0.03), "eye_y": dice.normal(0.46, 0.035), "eye_w": dice.normal(0.37, 0.03),
         "eye_h": dice.normal(0.125, 0.02), "nose_y": dice.normal(1.14, 0.05), "nose_w": dice.normal(0.42, 0.05), "nose_size": dice.uniform(0.6, 1.3),
         "cheek": dice.uniform(0.2, 1.5), "mouth_y": dice.normal(1.98, 0.05), "mouth_w": dice.normal(0.74, 0.06), "lip_top": dice.uniform(0.08, 0.17),
-        "lip_bottom": dice.uniform(0.12, 0.24), "smile": dice.normal(0.0, 0.05), "bow": dice.uniform(0.0, 0.05),
+        "lip_bottom": dice.uniform(0.12, 0.24), "smile": dice.normal(0.04, 0.05), "bow": dice.uniform(0.0, 0.05),
         "brow_h": dice.uniform(0.05, 0.11), "brow_arch": dice.normal(0.08, 0.04), "brow_tilt": dice.normal(0.0, 0.05),
     }
     p["mouth_y"] = p["mouth_y"] + (p["chin_y"] - 3.1) * 0.4
@@ -127,9 +131,9 @@ def paint(count, generator, device="cpu"):
     # Hair behind, neck, clothes.
     long_hair = dice.chance(0.45) * dice.uniform(0.3, 1.0)
     bald = dice.chance(0.12)
-    behind = torch.minimum(head - dice.uniform(0.12, 0.35), torch.maximum(side - p["half_width"] - dice.uniform(0.1, 0.5), y - 0.6 - 3.4 * long_hair))
-    behind = torch.maximum(behind, y - 0.7 - 3.4 * long_hair)
-    behind = torch.maximum(behind, p["top_y"] - 0.3 - y)
+    volume = dice.uniform(0.12, 0.4)
+    behind = torch.where(y < p["cheek_y"], head - volume, side - p["half_width"] - volume + 0.12 * smooth(1.0, 3.5, y) * dice.uniform(-1, 2))
+    behind = torch.maximum(behind, y - 0.9 - 2.9 * long_hair)
     hair_cover = inside(behind, 0.05) * (1 - bald)
     strands = 1 + 0.16 * dice.noise(SHEET, 60) + 0.12 * dice.noise(SHEET, 9)
     picture = hair * strands[:, None] * 0.8
@@ -140,7 +144,7 @@ def paint(count, generator, device="cpu"):
     cover = torch.maximum(cover, inside(neck, 0.03))
     collar = p["chin_y"] + dice.uniform(0.45, 0.9)
     shoulders = torch.maximum(collar - y - 0.35 * smooth(0.2, 1.4, side) * dice.uniform(-1, 1) + 0.18 * side, side - 2.2 - (y - 3.6))
-    cloth = torch.rand(count, 3, 1, 1, generator=generator).to(device)
+    cloth = dice.muted()
     picture = over(picture, cloth * (1 + 0.12 * dice.noise(SHEET, 12))[:, None], inside(shoulders))
     cover = torch.maximum(cover, inside(shoulders))
 
@@ -180,7 +184,7 @@ def mouth_line(p, device):
     """Where the closed lips meet: x and y of POINTS points, each [B,POINTS]; the corners are the first and last."""
     u = torch.linspace(-1, 1, POINTS, device=device)[None]
     half, centre, smile = (p[k].flatten()[:, None] for k in ("mouth_w", "mouth_y", "smile"))
-    return u * half, centre - smile * u**2 + 0.015 * torch.cos(u * math.pi * 2).expand_as(u * half) * 0
+    return u * half, centre - smile * u**2
 
 
 def beard(tone, hair, x, y, p, dice):
