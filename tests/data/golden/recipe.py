@@ -1,4 +1,4 @@
-# ruff: noqa: E501, E731, I001 -- kept line for line as it made the reference tensors
+# ruff: noqa: E501, E731 -- kept line for line as it made the reference tensors
 """Seeded inputs and weights of the reference tensors: everything that need not be stored.
 
 All tensors are float32 on the CPU, drawn from `torch.Generator` (or NumPy's PCG64 where said), so any machine rebuilds them bit for bit.

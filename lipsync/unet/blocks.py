@@ -1,0 +1,115 @@
+"""Resnets and the levels of the network. Pictures are [N,C,H,W] in channels-last memory, N = rows * frames."""
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import ops
+from .attention import MotionModule, PointConv, SpatialTransformer
+from .config import UNetConfig
+from .flow import Flow
+
+
+class Resnet(nn.Module):
+    """Norm, SiLU, 3x3 convolution, twice, beside a shortcut. The norms' statistics run over the frames of a row as well as over pixels."""
+
+    slot: slice  # of `Flow.shifts`
+
+    def __init__(self, in_channels: int, out_channels: int, time_width: int, groups: int):
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, in_channels, eps=1e-5)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.time_emb_proj = nn.Linear(time_width, out_channels)
+        self.norm2 = nn.GroupNorm(groups, out_channels, eps=1e-5)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.conv_shortcut = PointConv(in_channels, out_channels) if in_channels != out_channels else None
+
+    def shift(self, embedding: Tensor) -> Tensor:
+        """What is added after the first convolution, [T, out_channels]. It depends on the timestep alone, so that bias is in it too."""
+        return self.time_emb_proj(embedding) + self.conv1.bias
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        shift = flow.shifts[: x.shape[0] // flow.frames, self.slot]
+        h = ops.group_norm(x, self.norm1, frames=flow.frames, silu=True)
+        h = F.conv2d(h, self.conv1.weight, padding=1)
+        flow.check()
+        h = ops.group_norm(h, self.norm2, frames=flow.frames, shift=shift, silu=True)
+        h = self.conv2(h)
+        flow.check()
+        if self.conv_shortcut is not None:
+            x = self.conv_shortcut(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x + h
+
+
+class Resize(nn.Module):
+    """The checkpoint's wrapper of the convolution that comes with a change of size."""
+
+    def __init__(self, width: int, stride: int):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=stride, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class Level(nn.Module):
+    """A resnet for each of `inputs` (its channels), followed by a spatial transformer where `spatial` and by a motion module."""
+
+    def __init__(self, config: UNetConfig, inputs: list[int], width: int, spatial: bool):
+        super().__init__()
+        groups, time_width = config.norm_groups, 4 * config.block_out_channels[0]
+        self.resnets = nn.ModuleList([Resnet(channels, width, time_width, groups) for channels in inputs])
+        self.attentions = nn.ModuleList([SpatialTransformer(width, config.heads, config.audio_width, groups) for _ in inputs if spatial])
+        self.motion_modules = nn.ModuleList([MotionModule(width, config.heads, config.max_frames, groups) for _ in inputs])
+
+    def stages(self) -> list[tuple[nn.Module, ...]]:
+        """The layers between one skip connection and the next."""
+        rows = [self.resnets, self.attentions, self.motion_modules] if len(self.attentions) else [self.resnets, self.motion_modules]
+        return list(zip(*rows, strict=True))
+
+
+class DownLevel(Level):
+    def __init__(self, config: UNetConfig, inputs: list[int], width: int, spatial: bool, last: bool):
+        super().__init__(config, inputs, width, spatial)
+        self.downsamplers = nn.ModuleList([] if last else [Resize(width, stride=2)])
+
+    def forward(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
+        """Leaves a skip connection on `skips` after every stage and after halving the size."""
+        for stage in self.stages():
+            for layer in stage:
+                x = layer(x, flow)
+            skips.append(x)
+        for downsampler in self.downsamplers:
+            x = downsampler(x)
+            skips.append(x)
+        return x
+
+
+class UpLevel(Level):
+    def __init__(self, config: UNetConfig, inputs: list[int], width: int, spatial: bool, last: bool):
+        super().__init__(config, inputs, width, spatial)
+        self.upsamplers = nn.ModuleList([] if last else [Resize(width, stride=1)])
+
+    def forward(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
+        """Takes a skip connection from `skips` before every stage; doubles the size at the end."""
+        for stage in self.stages():
+            x = torch.cat([x, flow.widen(skips.pop())], dim=1)
+            for layer in stage:
+                x = layer(x, flow)
+        for upsampler in self.upsamplers:
+            x = upsampler(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return x
+
+
+class Middle(nn.Module):
+    """Resnet, spatial transformer, resnet: no motion module."""
+
+    def __init__(self, config: UNetConfig, width: int):
+        super().__init__()
+        groups, time_width = config.norm_groups, 4 * config.block_out_channels[0]
+        self.attentions = nn.ModuleList([SpatialTransformer(width, config.heads, config.audio_width, groups)])
+        self.resnets = nn.ModuleList([Resnet(width, width, time_width, groups) for _ in range(2)])
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        for layer in (self.resnets[0], self.attentions[0], self.resnets[1]):
+            x = layer(x, flow)
+        return x

@@ -1,0 +1,142 @@
+"""The denoising network of LatentSync 1.5 and 1.6: the UNet of Stable Diffusion 1.5 on every frame, and attention over frames between."""
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ShapeError
+from . import ops
+from .attention import Attention, SpatialTransformer
+from .blocks import DownLevel, Middle, Resnet, UpLevel
+from .config import UNetConfig
+from .flow import Flow, Heard, unchecked
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear_1 = nn.Linear(width, 4 * width)
+        self.linear_2 = nn.Linear(4 * width, 4 * width)
+
+    def forward(self, timesteps: Tensor) -> Tensor:
+        """Timesteps [T] -> [T, 4*width]: cosines, then sines, of geometrically falling frequencies, through two linear layers."""
+        half = self.linear_1.in_features // 2
+        frequencies = torch.exp(torch.arange(half, device=timesteps.device, dtype=torch.float32) * (-math.log(10000.0) / half))
+        angles = timesteps.float()[:, None] * frequencies
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)
+        return self.linear_2(F.silu(self.linear_1(waves)))
+
+
+class LatentSyncUNet(nn.Module):
+    """Predicts the noise in the latents of a run of frames. Parameters and `pe` buffers are named as in the public checkpoint.
+
+    `forward` does everything. A denoising loop calls its three parts instead: `embed` once a job, `listen` once a block, `evaluate`
+    at every step.
+    """
+
+    def __init__(self, config: UNetConfig | None = None):
+        super().__init__()
+        self.config = config = config or UNetConfig()
+        widths, depth = config.block_out_channels, config.layers_per_block
+        last = len(widths) - 1
+        self.conv_in = nn.Conv2d(config.in_channels, widths[0], 3, padding=1)
+        self.time_embedding = TimeEmbedding(widths[0])
+
+        skips, channels = [widths[0]], widths[0]
+        self.down_blocks = nn.ModuleList()
+        for i, width in enumerate(widths):
+            inputs = [channels] + [width] * (depth - 1)
+            self.down_blocks.append(DownLevel(config, inputs, width, spatial=i < last, last=i == last))
+            skips += [width] * (depth + (i < last))
+            channels = width
+
+        self.mid_block = Middle(config, channels)
+
+        self.up_blocks = nn.ModuleList()
+        for i, width in enumerate(reversed(widths)):
+            inputs = [(channels if j == 0 else width) + skips.pop() for j in range(depth + 1)]
+            self.up_blocks.append(UpLevel(config, inputs, width, spatial=i > 0, last=i == last))
+            channels = width
+
+        self.conv_norm_out = nn.GroupNorm(config.norm_groups, channels, eps=1e-5)
+        self.conv_out = nn.Conv2d(channels, config.out_channels, 3, padding=1)
+
+        start = 0
+        for resnet in self._all(Resnet):
+            resnet.slot = slice(start, start := start + resnet.conv1.out_channels)
+        for slot, transformer in enumerate(self._all(SpatialTransformer)):
+            transformer.slot = slot
+
+    def _all(self, kind: type) -> list:
+        return [module for module in self.modules() if isinstance(module, kind)]
+
+    def fuse(self) -> None:
+        """Lay joined projections out for one matrix product each (see `Attention`). Call it after the last move to a device or dtype."""
+        for attention in self._all(Attention):
+            attention.fuse()
+
+    def embed(self, timesteps: Tensor) -> Tensor:
+        """Timesteps [T] (0..999) -> [T, S]: what each resnet adds to its pictures, side by side."""
+        embedding = F.silu(self.time_embedding(timesteps))
+        return torch.cat([resnet.shift(embedding) for resnet in self._all(Resnet)], dim=-1)
+
+    def listen(self, audio: Tensor, silent: int = 0) -> Heard:
+        """Audio tokens [A,F,50,384] -> the keys and values of `silent` rows that hear nothing, followed by these A rows."""
+        pairs = [transformer.listen(audio.flatten(0, 1)) for transformer in self._all(SpatialTransformer)]
+        keys, values = zip(*pairs, strict=True)
+        return Heard(keys, values, rows=silent + audio.shape[0], silent=silent)
+
+    def evaluate(self, sample: Tensor, shifts: Tensor, heard: Heard, check: Callable[[], None] = unchecked) -> Tensor:
+        """The noise in `sample` [B,13,F,h,w] -> [R,4,F,h,w], R = heard.rows: B, or a multiple of it where all rows share the same sample.
+
+        `shifts` [1 or R, S] from `embed`. `check` is called between layers and may raise. A sample that is channels-last in memory
+        ([B,F,h,w,13] permuted) is read as it is.
+        """
+        frames = sample.shape[2]
+        flow = Flow(frames, shifts, heard, check)
+        x = self.conv_in(sample.transpose(1, 2).flatten(0, 1).contiguous(memory_format=torch.channels_last))
+        skips = [x]
+        for level in self.down_blocks:
+            x = level(x, skips, flow)
+        x = self.mid_block(x, flow)
+        for level in self.up_blocks:
+            x = level(x, skips, flow)
+        x = self.conv_out(ops.group_norm(x, self.conv_norm_out, frames=frames, silu=True))
+        return x.unflatten(0, (-1, frames)).transpose(1, 2)
+
+    def forward(
+        self, sample: Tensor, timestep: Tensor | int, audio: Tensor, guided: bool = False, check: Callable[[], None] = unchecked
+    ) -> Tensor:
+        """sample [B,13,F,h,w], timestep (one, or one for each of B), audio [B,F,50,384] -> predicted noise [B,4,F,h,w].
+
+        `guided`: [2B,4,F,h,w] instead, the first half as if the audio were all zero. Raises ShapeError before any work for more than 24
+        frames or a shape that the network cannot take.
+        """
+        self.expect(sample, audio)
+        timesteps = torch.as_tensor(timestep, device=sample.device).reshape(-1)
+        shifts = self.embed(timesteps)
+        if guided and len(timesteps) > 1:
+            shifts = torch.cat([shifts, shifts])
+        heard = self.listen(audio, silent=len(audio) if guided else 0)
+        return self.evaluate(sample, shifts, heard, check)
+
+    def expect(self, sample: Tensor, audio: Tensor) -> None:
+        """Raises ShapeError unless sample is [B,13,F,h,w] and audio [B,F,50,384], at most 24 frames, h and w multiples of 8."""
+        config = self.config
+        if sample.ndim != 5 or sample.shape[1] != config.in_channels:
+            raise ShapeError(
+                f"the network's sample must be [B,{config.in_channels},F,h,w] (4 noisy latent, 1 mask, 4 masked-crop latent, "
+                f"4 crop latent), got {list(sample.shape)}"
+            )
+        rows, _, frames, height, width = sample.shape
+        if not 1 <= frames <= config.max_frames:
+            raise ShapeError(
+                f"the network takes 1 to {config.max_frames} frames at once (its position table is no longer), got {frames}: cut the blocks"
+            )
+        if height % config.multiple or width % config.multiple or not height or not width:
+            raise ShapeError(f"latent height and width must be multiples of {config.multiple}, got {height}x{width}")
+        expected = (rows, frames, config.audio_tokens, config.audio_width)
+        if tuple(audio.shape) != expected:
+            raise ShapeError(f"the network's audio must be {list(expected)} for a sample of {list(sample.shape)}, got {list(audio.shape)}")
