@@ -1,0 +1,77 @@
+"""A real ComfyUI for the tests in this folder, and the media it works on."""
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
+
+import comfyui  # noqa: E402 - ours, in tools/
+import demo_media  # noqa: E402
+import face_models  # noqa: E402
+import speech  # noqa: E402
+from comfy_client import Comfy, patch  # noqa: E402
+
+SECONDS = 1.0  # of the clip and of the speech: two blocks of 16 frames
+CLIP = "it's a face (1) 顔.mp4"  # F27: quotes, blanks, brackets, another alphabet
+SPEECH = "the new speech.wav"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session")
+def face_files() -> Path:
+    """The folder with MediaPipe's two face models."""
+    folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
+    face_models.fetch(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def media(tmp_path_factory) -> Path:
+    """A folder with a second of a face (CLIP) and of speech (SPEECH)."""
+    folder = tmp_path_factory.mktemp("media")
+    demo_media.write_clip(folder / CLIP, demo_media.face_frames(SECONDS, size=(320, 256)))
+    speech.save_wav(folder / SPEECH, *demo_media.spoken(SECONDS))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory) -> Iterator[Callable[..., Comfy]]:
+    """`start_server(*ComfyUI's options, **Server's)` -> Comfy; all are stopped when the tests end."""
+    running = []
+
+    def start(*arguments: str, **options) -> Comfy:
+        server = comfyui.Server(tmp_path_factory.mktemp("comfyui"), arguments, **options)
+        running.append(server)
+        return Comfy(server.__enter__())
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def comfy(start_server, face_files, media) -> Comfy:
+    """The server that most tests share, with ComfyUI's default cache, the face models in its models folder and `media` as its input."""
+    started = start_server()
+    shutil.copytree(face_files, started.server.base / "models" / "latentsync" / "face", dirs_exist_ok=True)
+    shutil.copytree(media, started.input, dirs_exist_ok=True)
+    return started
+
+
+@pytest.fixture(scope="session")
+def example() -> Callable[..., dict]:
+    """`example({"Class.input": value})` -> examples/lipsync.api.json on the test media, in two steps, with the changes."""
+    workflow = json.loads((ROOT / "examples" / "lipsync.api.json").read_text(encoding="utf-8"))
+    fast = {"LoadVideo.file": CLIP, "LoadAudio.audio": SPEECH, "LatentSyncDenoise.steps": 2}
+    return lambda changes=None: patch(workflow, {**fast, **(changes or {})})

@@ -1,0 +1,55 @@
+"""A second ComfyUI: without TensorRT-RTX, its model files only where extra_model_paths.yaml says, and no cache between prompts."""
+import os
+import shutil
+
+import pytest
+
+BLOCK = '''"""Makes the machine look as if TensorRT-RTX and cuda-python had never been installed."""
+import sys
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_rtx_libs", "tensorrt", "cuda"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+'''
+
+
+@pytest.fixture(scope="module")
+def bare(start_server, face_files, media, tmp_path_factory):
+    blocker, elsewhere = tmp_path_factory.mktemp("blocker"), tmp_path_factory.mktemp("elsewhere")
+    (blocker / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
+    shutil.copytree(face_files, elsewhere / "face")
+    comfy = start_server("--cache-none", environment={"PYTHONPATH": str(blocker)}, extra_model_paths={"latentsync": elsewhere})
+    shutil.copytree(media, comfy.input, dirs_exist_ok=True)
+    return comfy
+
+
+def test_nodes_load_and_lists_are_empty(bare):
+    """F46."""
+    listed = bare.get("/object_info")
+    assert {"LatentSyncModelLoad", "LatentSyncEngineLoad", "LatentSyncDenoise"} <= set(listed)
+    assert "IMPORT FAILED" not in bare.server.log()
+    back_ends = listed["LatentSyncEngineLoad"]["input"]["required"]["back_end"][1]["options"]
+    assert "torch" in back_ends
+
+
+def test_the_graph_runs_in_pytorch_with_files_from_extra_model_paths(bare, example):
+    """F40, F46; with --cache-none the second run executes everything again and comes to the same end."""
+    first, second = bare.run(example()), bare.run(example())
+    assert first.status == second.status == "success", first.failure or second.failure
+    assert len(second.executed) == len(example())
+    first_clip, second_clip = (bare.saved(finished)[0].read_bytes() for finished in (first, second))
+    assert len(first_clip) == len(second_clip)
+
+
+def test_stopping_leaves_no_process_behind(bare):
+    """The last test of this file: the demo and every test rely on it."""
+    pid = bare.server.process.pid
+    assert os.getpgid(pid) == pid  # its own group, so that children of its are stopped with it
+    bare.server.stop()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(pid, 0)
