@@ -36,9 +36,9 @@ def snapshot():
         "attention": [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()], "collect": gc.isenabled(),
         "locale": locale.setlocale(locale.LC_ALL), "cuda": torch.cuda.is_initialized(),
     }
-    if "folder_paths" in sys.modules:
-        paths = sys.modules["folder_paths"]
-        state["folders"] = [paths.get_temp_directory(), paths.get_input_directory(), paths.get_output_directory(), paths.get_user_directory()]
+    paths = sys.modules.get("folder_paths")
+    if paths:
+        state["folders"] = [getattr(paths, f"get_{kind}_directory")() for kind in ("temp", "input", "output", "user")]
         state["models"] = {kind: repr(entry) for kind, entry in paths.folder_names_and_paths.items() if "latentsync" not in kind}
     return state
 '''
