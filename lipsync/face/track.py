@@ -1,1 +1,185 @@
-class FaceTrack: pass
+"""The face track of a clip: one pass over its frames, one face followed, its aligned crops spooled as they are made."""
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..ahead import ahead, in_order
+from ..errors import FaceError, MediaError, ShapeError
+from ..progress import Progress, silent
+from ..spool import MEMORY_LIMIT, Spool, require_space
+from .align import Aligner, warp_crop
+from .detector import MIN_SIZE, Detector
+from .follower import Follower, Refused
+from .identity import check_choice
+
+if TYPE_CHECKING:
+    from ..clip import Clip
+
+log = logging.getLogger(__name__)
+
+MIN_SCORE = 0.5
+DETECT_EVERY = 8  # frames
+CROP_BYTES = 3
+
+
+@dataclass
+class FaceTrack:
+    """What the socket LATENTSYNC_FACES carries; N frames of `clip`.
+
+    resolution: side of the crops in px.
+    found: bool [N], is there a reliable face.
+    matrices: float32 [N,2,3], frame px -> px of the upright face picture (see `align`); zeros where not found.
+    scores: float32 [N], 0..1; boxes: float32 [N,4], x0 y0 x1 y1 in px; zeros where not found.
+    run_ids: int32 [N], -1 where not found; a new number after each gap, cut, or change of face.
+    crops: uint8 rows [r,r,3], one for each found frame, in order.
+    crop_row: int64 [N], the frame's row in `crops`, -1 where not found.
+    detector: what found the faces and where it ran, for people.
+    """
+
+    clip: "Clip"
+    resolution: int
+    found: np.ndarray
+    matrices: np.ndarray
+    scores: np.ndarray
+    boxes: np.ndarray
+    run_ids: np.ndarray
+    crops: Spool
+    crop_row: np.ndarray
+    detector: str = ""
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Stretches of frames without a face: (first, last), both inclusive."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], ~self.found, [False]])))
+        return [(int(first), int(last) - 1) for first, last in zip(edges[::2], edges[1::2], strict=True)]
+
+    def summary(self) -> str:
+        """One line for people: how many frames have the face, which do not, how large it is, what found it."""
+        gaps, count = self.gaps(), int(self.found.sum())
+        widths = (self.boxes[self.found, 2] - self.boxes[self.found, 0])
+        runs = len(np.unique(self.run_ids[self.found]))
+        text = f"Face found in {count} of {len(self)} frames, {widths.min():.0f} to {widths.max():.0f} px wide, in {runs} run{'s' * (runs != 1)} ({self.detector})."
+        if gaps:
+            listed = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in gaps[:5])
+            more = f" and {len(gaps) - 5} more stretches" if len(gaps) > 5 else ""
+            text += f" No face in frames {listed}{more}: they stay as they are."
+        return text
+
+
+def align_clip(
+    clip: "Clip",
+    detector: Detector,
+    resolution: int = 512,
+    *,
+    choice: str | int | np.ndarray = "largest",
+    min_size: float = MIN_SIZE,
+    min_score: float = MIN_SCORE,
+    smooth: bool = True,
+    detect_every: int = DETECT_EVERY,
+    spool_folder: str | Path | None = None,
+    progress: Progress = silent,
+) -> FaceTrack:
+    """Follow one face through `clip` and cut it out, aligned.
+
+    choice: "largest", "left", "right", an index from the left, or a mask [H,W]; made at the first face of a shot, then that face is followed.
+    min_size, min_score: a face narrower (px) or less sure (0..1) does not count. smooth: the reference's smoothing of the alignment over time.
+
+    Reading, following and warping overlap; a few frames are in memory at a time. Frames without a reliable face are marked, not guessed.
+    Raises FaceError when no frame has a usable face (saying what was seen), MediaError for a clip without frames, DiskSpaceError when the crops cannot fit.
+    """
+    choice = check_choice(choice)
+    if resolution < 8 or resolution % 8:
+        raise ShapeError(f"resolution {resolution} is not a multiple of 8; the models were trained at 256 (1.5) and 512 (1.6)")
+    need = clip.frame_count * resolution * resolution * CROP_BYTES
+    if need > MEMORY_LIMIT and spool_folder is not None:
+        require_space(spool_folder, need)
+    if detector.note:
+        log.warning("%s", detector.note)
+
+    follower = Follower(detector, choice, min_size, min_score, max(1, detect_every))
+    crops = Spool((resolution, resolution, 3), folder=spool_folder)
+    rows, started = [], time.perf_counter()
+    try:
+        with ahead(clip.frames()) as frames:
+            seen = _with_finds(frames, detector, min_size)
+            with closing(in_order(partial(_crop, resolution=resolution), _followed(seen, follower, Aligner(resolution, smooth)))) as sights:
+                for done, (crop, row) in enumerate(sights, 1):
+                    rows.append(row)
+                    if crop is not None:
+                        crops.append(crop)
+                    progress(done, max(done, clip.frame_count), stage="align")
+        if not rows:
+            raise MediaError(f"{clip.name} has no frames")
+        if not len(crops):
+            raise FaceError(_nothing_found(clip.name, len(rows), follower.refused, choice, detector))
+    except BaseException:
+        crops.close()
+        raise
+    log.info("faces: %.1f ms a frame, %s on %s", (time.perf_counter() - started) / len(rows) * 1e3, detector.name, detector.device)
+    found, matrices, scores, boxes, runs = (np.array(column) for column in zip(*rows, strict=True))
+    return FaceTrack(
+        clip=clip,
+        resolution=resolution,
+        found=found.astype(bool),
+        matrices=matrices.astype(np.float32),
+        scores=scores.astype(np.float32),
+        boxes=boxes.astype(np.float32),
+        run_ids=runs.astype(np.int32),
+        crops=crops,
+        crop_row=np.where(found, np.cumsum(found) - 1, -1).astype(np.int64),
+        detector=f"{detector.name} on {detector.device}",
+    )
+
+
+def _with_finds(frames, detector, min_size):
+    """(frame, faces or None): a detector that cannot follow looks at every frame, several at once."""
+    if hasattr(detector, "follow"):
+        return ((frame, None) for frame in frames)
+    return in_order(lambda frame: (frame, detector.detect([frame], min_size=min_size)[0]), frames)
+
+
+NOTHING = (False, np.zeros((2, 3)), 0.0, np.zeros(4), -1)
+
+
+def _followed(seen, follower: Follower, aligner: Aligner) -> Iterator[tuple[np.ndarray, tuple]]:
+    """(frame, row of the track): everything that depends on the frame before."""
+    run = -1
+    for frame, finds in seen:
+        face, fresh = follower(frame, finds)
+        if face is None:
+            yield frame, NOTHING
+            continue
+        if fresh:
+            run += 1
+            aligner.reset()
+        yield frame, (True, aligner(face.points[None])[0], face.score, face.box, run)
+
+
+def _crop(item, resolution):
+    frame, row = item
+    return (warp_crop(frame, row[1], resolution) if row[0] else None), row
+
+
+def _nothing_found(name, frames, refused: Refused, choice, detector) -> str:
+    text = f"no usable face in the {frames} frame{'s' * (frames != 1)} of {name} ({detector.name}): "
+    face = refused.face
+    if face is None:
+        text += "nothing in it looks like a face"
+    else:
+        text += f"the likeliest candidate, {face.width:.0f}x{face.height:.0f} px in frame {refused.frame} with score {face.score:.2f}, is {_because(refused)}"
+    if isinstance(choice, int):
+        text += f"; face {choice} (counted from the left, 0 first) was asked for"
+    return text + ". Drawn and animal faces are not recognised; for a small or dim face lower min_size or min_score."
+
+
+def _because(refused):
+    return f"refused for {refused.reason}" if refused.reason.startswith("a ") else refused.reason

@@ -1,0 +1,181 @@
+"""Follows one face from frame to frame: decides where it is, whether it is still the same one, and when to look again.
+
+Cheap first: the mesh moves along with the face; every few frames, and whenever the picture under the mesh stops looking like the face, the detector looks
+around it; only when that fails, or after a cut, is the whole frame searched.
+"""
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+
+from .detector import Detector, Face, iou
+from .identity import CONTINUES, alike, choose, most_alike, nearest, patch
+
+THUMB = (64, 36)  # px, what cuts are seen on
+CUT_SURE, CUT_LIKELY = 60.0, 15.0  # mean change in grey levels: a cut; a cut if the colours changed too and the shot was calmer before
+CUT_COLOURS = 0.35  # share of the pixels whose colour is new
+CUT_JUMP = 3.0  # times the usual change of this shot
+SAME_PLACE = 0.3  # IoU of the mesh and a fresh find
+UNCONFIRMED = 2  # looks without a find after which a followed face is taken for lost
+PATIENCE = 25  # frames without the face after which, in the same shot, another may be chosen
+LEARN = 0.1  # share of the newest picture in the remembered one
+# The nose's place in units of the distance between the brows, along and across their line; beyond, the head is turned so far that a crop would be a guess.
+NOSE_ASIDE, NOSE_BELOW = 0.9, (0.1, 1.8)
+
+
+class CutFinder:
+    """Tells hard cuts from motion: call it with every frame, True for the first of a shot (not for the first of all)."""
+
+    def __init__(self):
+        self._thumb, self._usual = None, 2.0
+
+    def __call__(self, frame: np.ndarray) -> bool:
+        step = max(1, min(frame.shape[:2]) // 270)
+        thumb = cv2.resize(np.ascontiguousarray(frame[::step, ::step]), THUMB, interpolation=cv2.INTER_AREA)
+        last, self._thumb = self._thumb, thumb
+        if last is None:
+            return False
+        change = float(cv2.absdiff(thumb, last).mean())
+        cut = change > CUT_SURE or (change > max(CUT_LIKELY, CUT_JUMP * self._usual) and _new_colours(last, thumb) > CUT_COLOURS)
+        self._usual = 2.0 if cut else 0.9 * self._usual + 0.1 * change
+        return cut
+
+
+def _new_colours(first, second):
+    counts = [cv2.calcHist([thumb], [0, 1, 2], None, [6, 6, 6], [0, 256] * 3) for thumb in (first, second)]
+    return 1 - float(np.minimum(*counts).sum()) / (THUMB[0] * THUMB[1])
+
+
+@dataclass
+class Refused:
+    """The most likely face that was not taken, for the message when none was."""
+
+    face: Face | None = None
+    frame: int = 0
+    reason: str = ""
+
+    def note(self, face: Face, frame: int, reason: str) -> None:
+        if self.face is None or face.score > self.face.score:
+            self.face, self.frame, self.reason = face, frame, reason
+
+
+@dataclass
+class Follower:
+    """Called with every frame in order, gives its face or None, and whether a new run begins (after a gap, a cut, or with another face).
+
+    choice, min_size (px of width), min_score: which faces count. detect_every: frames between two looks around a followed face, and between two searches of
+    the whole frame while the face is lost.
+    """
+
+    detector: Detector
+    choice: str | int | np.ndarray
+    min_size: float
+    min_score: float
+    detect_every: int
+    refused: Refused = field(default_factory=Refused)
+
+    def __post_init__(self):
+        self._cuts, self._frame = CutFinder(), -1
+        self._last, self._seen, self._followed = None, 0, False  # the last face, the frame it was in, whether that was the previous one
+        self._patch = self._known = None  # its picture then, and over time
+        self._checked = self._searched = self._unconfirmed = 0
+
+    def __call__(self, frame: np.ndarray, finds: list[Face] | None = None) -> tuple[Face | None, bool]:
+        """`finds`: the detector's faces of this frame if they are known already (a detector that cannot follow)."""
+        self._frame += 1
+        cut = self._cuts(frame)
+        face, fresh = None, True
+        if self._followed and not cut and finds is None:
+            face, fresh = self._follow(frame)
+        if face is None:
+            face, fresh = self._search(frame, cut, finds)
+        self._followed = face is not None
+        if face is not None:
+            self._remember(frame, face, fresh)
+        return face, fresh
+
+    def _follow(self, frame):
+        face = self.detector.follow(frame, self._last)
+        if face is None or self._refusal(face) or alike(patch(frame, face), self._patch) < CONTINUES:
+            return None, True
+        if self._frame - self._checked < self.detect_every:
+            return face, False
+        self._checked = self._frame
+        finds = self._usable(self.detector.detect_near(frame, face))
+        others = [find for find in finds if iou(face.box, find.box[None])[0] < SAME_PLACE]
+        self._unconfirmed = 0 if len(others) < len(finds) else self._unconfirmed + 1
+        if self._unconfirmed >= UNCONFIRMED:
+            return None, True
+        known = most_alike(frame, [face, *others], self._known) if others else None
+        return (face, False) if known is None or known is face else (known, True)
+
+    def _search(self, frame, cut, finds):
+        gap = self._frame - self._seen
+        returning = self._last is not None and not cut
+        if finds is None and returning and gap <= PATIENCE:
+            face = self._matched(frame, self._usable(self.detector.detect_near(frame, self._last)), gap)
+            if face is not None:
+                return face, gap > 1
+        if finds is None:
+            everywhere = cut or self._last is None and self._frame == 0 or self._frame - self._searched >= self.detect_every or self._followed
+            if everywhere:
+                self._searched = self._frame
+            [finds] = self.detector.detect([frame], min_size=self.min_size, everywhere=everywhere)
+        finds = self._usable(finds)
+        if not returning:
+            known = most_alike(frame, finds, self._known) if self._known is not None and len(finds) > 1 else None
+            return known or choose(finds, self.choice, frame.shape), True
+        face = self._matched(frame, finds, gap)
+        if face is not None:
+            return face, gap > 1
+        face = most_alike(frame, finds, self._known)
+        return face or (choose(finds, self.choice, frame.shape) if gap > PATIENCE else None), True
+
+    def _matched(self, frame, finds, gap):
+        """The find that is the last face by its place; where two places are possible, the picture must not speak for the other."""
+        face = nearest(finds, self._last, gap)
+        if face is None or len(finds) == 1:
+            return face
+        known = most_alike(frame, finds, self._known)
+        return face if known is None else nearest([known], self._last, gap) or face
+
+    def _remember(self, frame, face, fresh):
+        self._patch = patch(frame, face)
+        if self._known is None or fresh and alike(self._patch, self._known) < CONTINUES:
+            self._known = self._patch
+        else:
+            self._known = (1 - LEARN) * self._known + LEARN * self._patch
+            self._known /= max(float(np.linalg.norm(self._known)), 1e-6)
+        self._last, self._seen = face, self._frame
+        if fresh:
+            self._checked, self._unconfirmed = self._frame, 0
+
+    def _usable(self, faces):
+        usable = []
+        for face in faces:
+            reason = self._refusal(face)
+            if reason:
+                self.refused.note(face, self._frame, reason)
+            else:
+                usable.append(face)
+        return usable
+
+    def _refusal(self, face):
+        if face.score < self.min_score:
+            return f"a score below {self.min_score:g} (min_score)"
+        if face.width < self.min_size:
+            return f"narrower than {self.min_size:g} px (min_size)"
+        return "" if facing(face.points) else "turned too far away"
+
+
+def facing(points: np.ndarray) -> bool:
+    """Do the three points [3,2] look like brows and nose of a face that is seen well enough to align it?"""
+    left, right, nose = np.asarray(points, dtype=np.float64)
+    across = right - left
+    square = float(across @ across)
+    if not np.isfinite(square) or square < 1e-6:
+        return False
+    offset = nose - (left + right) / 2
+    aside = float(offset @ across) / square
+    below = float(across[0] * offset[1] - across[1] * offset[0]) / square
+    return abs(aside) <= NOSE_ASIDE and NOSE_BELOW[0] <= below <= NOSE_BELOW[1]

@@ -1,0 +1,204 @@
+"""MediaPipe's BlazeFace (short range) and FaceMesh, run by OpenCV: Apache-2.0 models, no `mediapipe` import.
+
+BlazeFace sees faces between a seventh and nine tenths of its 128 px view, so it looks at the frame through windows of several sizes, largest first. FaceMesh
+then finds 468 points in a square around each face, turned so that the eyes are level, and says whether there is a face at all.
+"""
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from .. import folders
+from .detector import MIN_SIZE, Face, Nets, best_boxes, forward, iou, need_file, read_net, square_crop
+
+BLAZE_FILE, MESH_FILE = "face_detection_short_range.tflite", "face_landmark.tflite"
+HINT = "Run `python tools/face_models.py FOLDER` with that folder, or `pip install mediapipe==0.10.21`, which brings the file."
+
+VIEW = 128  # px, BlazeFace's input
+ANCHORS = ((16, 2), (8, 6))  # (grid, anchors a cell): strides 8 and 3 x 16 of the 128 px input
+CANDIDATE = 0.3  # BlazeFace score below which a place is not looked at again
+OVERLAP = 0.3  # IoU above which two finds are one face, MediaPipe's value
+SMALLEST = 0.12  # face width as a share of the view from which BlazeFace is sure, measured; up to nine tenths
+ZOOM = 2.5  # most between two window sizes: with half overlap, a face that small windows cut in pieces fits a window one size up
+FLAT = 3.0  # standard deviation in grey levels below which a view holds nothing
+MOST_FACES = 12
+
+MESH = 192  # px, FaceMesh's input
+MESH_MARGIN = 1.5  # square around a face, in units of its longer side; MediaPipe's value, for BlazeFace's box and for the mesh's own
+EYE_CORNERS = (33, 263)  # outer corners, picture left and right; their line is level in the crop
+LEFT_BROW, RIGHT_BROW = (70, 63, 105, 66, 107), (336, 296, 334, 293, 300)
+NOSE = (168, 197, 5, 4, 75, 97, 2, 326, 305)
+SETTLED = 0.1  # a crop whose face lies further off its middle (in units of its size) is taken again
+FOLLOW_PASSES = 3
+SURE = 0.5  # presence below which a followed face is lost
+
+
+class MediaPipeDetector:
+    """BlazeFace + FaceMesh. `folder`: where the two .tflite files are; None searches `models/latentsync/face`, then an installed `mediapipe`.
+
+    Raises FaceError when a file is missing or broken. Landmarks are in fractions of a pixel.
+    """
+
+    name, device, note = "MediaPipe", "CPU", ""
+
+    def __init__(self, folder: str | Path | None = None, threads: int | None = None):
+        blaze, mesh = (need_file(name, _places(folder, module), HINT) for name, module in ((BLAZE_FILE, "face_detection"), (MESH_FILE, "face_landmark")))
+        self._blaze, self._mesh = Nets(partial(_read, blaze)), Nets(partial(_read, mesh))
+        self._blaze.get(), self._mesh.get()  # a broken file is told now
+        self._anchors = _anchors()
+        self._pool = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="latentsync-face")
+
+    def detect(self, frames: Sequence[np.ndarray], *, min_size: float = MIN_SIZE, everywhere: bool = True) -> list[list[Face]]:
+        """See `Detector`. Score: the smaller of BlazeFace's and FaceMesh's."""
+        return [self._detect(frame, min_size, everywhere) for frame in frames]
+
+    def follow(self, frame: np.ndarray, face: Face) -> Face | None:
+        """The face in the next frame, from where its mesh was: FaceMesh alone, 2 to 6 ms. None when FaceMesh is not sure that it is there."""
+        found = self._meshed(frame, *_mesh_square(face.mesh), passes=FOLLOW_PASSES)
+        return found if found is not None and found.score >= SURE else None
+
+    def detect_near(self, frame: np.ndarray, face: Face) -> list[Face]:
+        """Faces of about the size of `face` within two sizes of it: a few views instead of the whole frame."""
+        side = face.size / 0.3
+        x, y = face.centre
+        return self._faces(frame, [(x + dx * side / 2, y + dy * side / 2, side) for dx, dy in ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))])
+
+    def _detect(self, frame, min_size, everywhere):
+        sizes = window_sizes(frame.shape, min_size)
+        found: list[Face] = []
+        for level, side in enumerate(sizes):
+            windows = _windows(frame.shape, side)
+            if not everywhere and level and (found or len(windows) > 12):
+                break
+            found = _distinct(found + self._faces(frame, windows))
+        return found
+
+    def _faces(self, frame, windows):
+        """The distinct faces in square windows (centre x, centre y, side) of the frame, best first."""
+        share = max(1, -(-len(windows) // 16))
+        parts = [windows[start:start + share] for start in range(0, len(windows), share)]
+        finds = np.concatenate(list(self._pool.map(partial(self._look, frame), parts)))
+        if not len(finds):
+            return []
+        kept = finds[best_boxes(finds[:, :4], finds[:, 4], OVERLAP)][:MOST_FACES]
+        return _distinct([face for face in self._pool.map(partial(self._landmarks, frame), kept) if face is not None])
+
+    def _look(self, frame, windows):
+        """BlazeFace in each window -> [K,9]: box, score, both eyes; frame px."""
+        found = [np.empty((0, 9))]
+        for x, y, side in windows:
+            view, back = square_crop(frame, (x, y), side, 0.0, VIEW)
+            if view.std() < FLAT:
+                continue
+            blob = cv2.dnn.blobFromImage(view, 1 / 127.5, (VIEW, VIEW), (127.5,) * 3)
+            scores, places = forward(self._blaze.get(), blob, ("classificators", "regressors"))
+            scores = 1 / (1 + np.exp(-np.clip(scores.reshape(-1).astype(np.float64), -80, 80)))
+            best = np.flatnonzero(scores >= CANDIDATE)
+            if not len(best):
+                continue
+            places = places.reshape(-1, 16)[best].astype(np.float64)
+            points = (places.reshape(-1, 8, 2)[:, [0, 2, 3]] + self._anchors[best, None] * VIEW)  # box centre, left eye, right eye
+            half = places[:, None, 2:4] / 2
+            corners = np.concatenate([points[:, :1] - half, points[:, :1] + half, points[:, 1:]], 1) - 0.5  # edges at 0 and 128 -> pixel centres
+            spread = corners @ back[:, :2].T + back[:, 2]
+            rows = np.concatenate([spread[:, :2].reshape(-1, 4), scores[best, None], spread[:, 2:].reshape(-1, 4)], 1)
+            found.append(rows[best_boxes(rows[:, :4], rows[:, 4], OVERLAP)])
+        return np.concatenate(found)
+
+    def _landmarks(self, frame, row):
+        box, score, (left, right) = row[:4], row[4], row[5:].reshape(2, 2)
+        side = MESH_MARGIN * max(box[2] - box[0], box[3] - box[1])
+        face = self._meshed(frame, (box[:2] + box[2:]) / 2, side, _angle(left, right), passes=2)
+        return None if face is None else Face(face.box, min(float(score), face.score), face.points, face.mesh)
+
+    def _meshed(self, frame, centre, side, angle, passes):
+        """FaceMesh in a turned square, again in the square of what it found until the face lies in the middle. None when it left the frame or collapsed."""
+        for remaining in reversed(range(passes)):
+            if side < 4 or not np.isfinite([*centre, side, angle]).all():
+                return None
+            view, back = square_crop(frame, centre, side, angle, MESH)
+            places, presence = forward(self._mesh.get(), cv2.dnn.blobFromImage(view, 1 / 255), ("conv2d_21", "conv2d_31"))
+            mesh = places.reshape(-1, 3)[:, :2].astype(np.float64) @ back[:, :2].T + back[:, 2]
+            presence = 1 / (1 + math.exp(-min(80.0, max(-80.0, presence.item()))))
+            found = centre, side
+            centre, side, angle = _mesh_square(mesh)
+            if remaining == 0 or presence < 0.1:
+                break
+            if passes > 2 and np.hypot(*(centre - found[0])) < SETTLED * side and 0.85 < side / found[1] < 1.18:
+                break
+        height, width = frame.shape[:2]
+        if not (0 <= centre[0] < width and 0 <= centre[1] < height):
+            return None
+        box = np.concatenate([mesh.min(0), mesh.max(0)]).astype(np.float32)
+        points = np.stack([mesh[list(group)].mean(0) for group in (LEFT_BROW, RIGHT_BROW, NOSE)]).astype(np.float32)
+        return Face(box, presence, points, mesh.astype(np.float32))
+
+
+def window_sizes(shape: tuple[int, ...], min_size: float) -> list[float]:
+    """Sides of the square windows, largest first: from one in which a face as large as the frame fits to one that shows faces `min_size` wide well."""
+    first, last = max(shape[:2]) * 1.2, max(min_size, 8) / SMALLEST
+    steps = max(0, math.ceil(math.log(first / last) / math.log(ZOOM))) if first > last else 0
+    return [first * (last / first) ** (step / steps) for step in range(steps + 1)] if steps else [first]
+
+
+def _windows(shape, side):
+    """Windows (centre x, centre y, side) over the frame, half overlapping; the middle alone for one that is larger than the frame."""
+    centres = []
+    for length in (shape[1], shape[0]):
+        count = 1 if side >= length else math.ceil((length - side) / (side / 2)) + 1
+        centres.append([length / 2 - 0.5] if count == 1 else np.linspace(side / 2, length - side / 2, count) - 0.5)
+    return [(x, y, side) for y in centres[1] for x in centres[0]]
+
+
+def _distinct(faces):
+    """Faces, best score first, without those that overlap a better one: two views of one face end in the same mesh."""
+    if not faces:
+        return []
+    boxes, scores = np.stack([face.box for face in faces]), np.array([face.score for face in faces])
+    return [faces[i] for i in best_boxes(boxes, scores, OVERLAP)]
+
+
+def _mesh_square(mesh):
+    """(centre, side, angle) of the square in which FaceMesh looks for a face whose mesh is known."""
+    left, right = mesh[EYE_CORNERS[0]], mesh[EYE_CORNERS[1]]
+    angle = _angle(left, right)
+    cos, sin = math.cos(angle), math.sin(angle)
+    level = mesh @ np.array([[cos, -sin], [sin, cos]])  # the box is taken in the turned axes
+    low, high = level.min(0), level.max(0)
+    x, y = (low + high) / 2
+    return np.array([x * cos - y * sin, x * sin + y * cos]), MESH_MARGIN * float((high - low).max()), angle
+
+
+def _angle(left, right):
+    return math.atan2(right[1] - left[1], right[0] - left[0])
+
+
+def _anchors():
+    """Centres of the 896 places BlazeFace scores, [896,2] as shares of the view: row by row, several at each place."""
+    grids = []
+    for grid, count in ANCHORS:
+        y, x = np.mgrid[0:grid, 0:grid]
+        grids.append(np.repeat(np.stack([(x + 0.5) / grid, (y + 0.5) / grid], -1).reshape(-1, 2), count, 0))
+    return np.concatenate(grids)
+
+
+def _places(folder, module):
+    """Folders that may hold a file: the one given, or ours and the one inside an installed `mediapipe` (found without importing it)."""
+    if folder is not None:
+        return [Path(folder)]
+    places = [place / "face" for place in folders.paths()]
+    spec = importlib.util.find_spec("mediapipe")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        places.append(Path(root) / "modules" / module)
+    return places
+
+
+def _read(path):
+    classic = {"engine": cv2.dnn.ENGINE_CLASSIC} if hasattr(cv2.dnn, "ENGINE_CLASSIC") else {}  # OpenCV 5: gives both outputs in one pass
+    return read_net(path, lambda data: cv2.dnn.readNetFromTFLite(data, **classic))
