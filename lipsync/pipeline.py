@@ -58,7 +58,7 @@ def run(job: Job, progress: Progress = silent) -> Result:
     if not job.out.absolute().parent.is_dir():
         raise MediaError(f"the folder of {job.out} does not exist: create it, or choose another --out.")
     device = torch.device(job.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = weights.find_model(job.model or weights.list_models()[0])
+    model = weights.find_model(job.model)
     sound = read_audio(job.audio)
     if sound is None:
         raise AudioError(f"{job.audio} has no sound: give a file with speech in it.")
@@ -71,7 +71,7 @@ def run(job: Job, progress: Progress = silent) -> Result:
             clip, detector, job.resolution or model.resolution, choice=job.face, spool_folder=folders.temp_dir(), progress=progress
         )
         plan = timeline.build(len(track), clip.rate, features.seconds, length=job.length, extend=job.extend)
-        runner = TorchRunner(model.load_unet(device=device), device=device)
+        runner = TorchRunner(lambda: model.load_unet(device=device), device)
         latents = denoise.denoise_clip(
             runner, decoder, track, plan, features, steps=job.steps, guidance=job.guidance, seed=job.seed, progress=progress
         )

@@ -14,6 +14,6 @@ def clip_from(media, work_rate: str, image_rate: float) -> Clip:
     if isinstance(media, InputImpl.VideoFromComponents):  # already decoded: encoding it again to stream it would lose quality
         components = media.get_components()
         media, image_rate = components.images, components.frame_rate
-    if isinstance(media, torch.Tensor):
-        return open_clip(media, rate=WORK_RATES[work_rate], source_rate=Fraction(image_rate).limit_denominator(1001))
+    if isinstance(media, torch.Tensor):  # pictures that the user may have worked on one by one: used frame by frame, never retimed
+        return open_clip(media, rate=image_rate)
     return open_clip(media.get_stream_source(), rate=WORK_RATES[work_rate])

@@ -4,7 +4,8 @@ import comfy.utils
 import folder_paths
 from comfy_api.latest import io
 
-from ..lipsync import weights
+from ..lipsync import folders, weights
+from ..lipsync.demo import BUNDLED
 from . import sockets
 from .progress import NodeProgress
 
@@ -37,7 +38,7 @@ class LatentSyncModelLoad(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, checkpoint, vae, download):
-        return weights.find_model(checkpoint).fingerprint if checkpoint in weights.list_models() else ""
+        return _stamp(checkpoint)
 
     @classmethod
     def execute(cls, checkpoint, vae, download) -> io.NodeOutput:
@@ -45,6 +46,12 @@ class LatentSyncModelLoad(io.ComfyNode):
             weights.download(checkpoint, progress=NodeProgress())
         model = weights.find_model(checkpoint)
         return io.NodeOutput(model, _load_vae(model, vae))
+
+
+def _stamp(checkpoint: str) -> str:
+    """Changes when the file does, so that a replaced checkpoint is loaded anew."""
+    path = None if checkpoint in BUNDLED else folders.find(checkpoint)
+    return f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}" if path else checkpoint
 
 
 def _load_vae(model, name: str):
