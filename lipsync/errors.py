@@ -25,6 +25,10 @@ class ShapeError(LatentSyncError, ValueError):
     """A tensor has the wrong shape, channel count or frame count for the network or the engine."""
 
 
+class NumericError(LatentSyncError):
+    """A stage made NaN, infinity or a flat picture out of good input."""
+
+
 class EngineError(LatentSyncError):
     """A TensorRT-RTX engine cannot be built, trusted, loaded or run."""
 

@@ -17,7 +17,7 @@ PACK = Path(__file__).resolve().parent.parent
 
 
 def register() -> None:
-    """Make ComfyUI know `models/latentsync`, beside what `extra_model_paths.yaml` adds to it. Outside ComfyUI nothing; may be called twice."""
+    """Make ComfyUI know `models/latentsync`, beside what `extra_model_paths.yaml` adds to it. May be called twice."""
     comfy = _comfy()
     if comfy is None:
         return

@@ -56,7 +56,7 @@ def mono_16k(sound: Sound) -> torch.Tensor:
     pieces = _mono(sound) if sound.rate == RATE else _resampled(_mono(sound), sound.rate)
     mono, filled = torch.zeros(total), 0
     for piece in pieces:
-        mono[filled : filled + len(piece)] = torch.from_numpy(piece[: total - filled])
+        mono[filled : filled + len(piece)] = torch.from_numpy(piece[: max(0, total - filled)])
         filled += len(piece)
     return mono
 

@@ -57,7 +57,7 @@ class WhisperEncoder(nn.Module):
         self.ln_post = nn.LayerNorm(n_state)  # in the files, but the states are read before it
 
     def hidden_states(self, mel: torch.Tensor) -> torch.Tensor:
-        """The conv stem plus positions, then each block's output: mel [B, n_mels, 2*n_ctx] (30 s: 3000) -> [B, n_ctx, n_layer+1, n_state]."""
+        """Conv stem plus positions, then each block's output: mel [B, n_mels, 2*n_ctx] (30 s: 3000) -> [B, n_ctx, n_layer+1, n_state]."""
         if mel.ndim != 3 or tuple(mel.shape[1:]) != (self.n_mels, 2 * self.n_ctx):
             raise ShapeError(f"the encoder takes mel frames [batch, {self.n_mels}, {2 * self.n_ctx}], not {list(mel.shape)}.")
         x = F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2) + self.positional_embedding

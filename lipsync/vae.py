@@ -1,0 +1,139 @@
+"""Crops to latents and back, through any object with ComfyUI's `encode` and `decode`.
+
+Such an object takes pixels [N,H,W,3] in 0..1 and gives latents [N,4,H/8,W/8], and back, latents being unscaled; it manages its own
+device. The network works on latents times `SCALE`. ComfyUI's VAE, `DiffusersVAE` and the demo's VAE are such objects.
+"""
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .crops import Crops
+from .errors import NumericError, ShapeError
+from .mask import keep_mask
+from .progress import Progress, silent
+from .spool import Spool
+from .vae_diffusers import DiffusersVAE
+
+__all__ = ["POSTERIORS", "SCALE", "DiffusersVAE", "decode", "decode_crops", "encode"]
+
+SCALE = 0.18215  # of SD 1.5's latents: makes their standard deviation about 1
+POSTERIORS = ("mode", "sample")
+CELL = 8  # pixels per latent pixel
+BLOCK = 16  # crops decoded at a time
+RIGHT_VAE = "load the SD 1.5 VAE (vae-ft-mse-840000-ema-pruned or sd-vae-ft-mse)"
+
+
+def encode(vae, images: torch.Tensor, *, posterior: str = "mode", generator: torch.Generator | None = None) -> torch.Tensor:
+    """images float [N,H,W,3] in 0..1, H and W multiples of 8 -> scaled latents float32 [N,4,H/8,W/8], on the device the VAE returns.
+
+    posterior "mode": the mean of what the encoder predicts, the same every time. "sample": drawn around it with `generator` (default: the
+    global one of the CPU), all N at once on the generator's device, in order, as the reference draws. Of a VAE that is neither ours nor
+    ComfyUI's AutoencoderKL only its own `encode` is known, so it does what it does.
+    Raises ShapeError for other shapes or a VAE of another family, NumericError when the encoder gives NaN.
+    """
+    if posterior not in POSTERIORS:
+        raise ValueError(f"posterior is one of {', '.join(POSTERIORS)}, not {posterior!r}")
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[3] != 3 or shape[1] % CELL or shape[2] % CELL or not images.is_floating_point():
+        raise ShapeError(f"the VAE takes float images [N,H,W,3], H and W multiples of {CELL}, not {list(shape)} {images.dtype}.")
+
+    def choose(moments: torch.Tensor) -> torch.Tensor:
+        mean, log_variance = moments.chunk(2, 1)
+        if posterior == "mode":
+            return mean
+        device = generator.device if generator is not None else "cpu"
+        noise = torch.randn(mean.shape, generator=generator, device=device).to(mean)
+        return mean + noise * (0.5 * log_variance.clamp(-30, 20)).exp()  # the clamp is Stable Diffusion's
+
+    with _chosen(vae, choose):
+        latents = choose(vae.moments(images)) if hasattr(vae, "moments") else vae.encode(images)
+    wanted = (shape[0], 4, shape[1] // CELL, shape[2] // CELL)
+    if tuple(latents.shape) != wanted:
+        raise ShapeError(f"this VAE makes latents {list(latents.shape)}, but LatentSync needs {list(wanted)}: {RIGHT_VAE}.")
+    if not torch.isfinite(latents).all():
+        raise NumericError(f"the VAE encoded {shape[0]} crops to NaN or infinity: {_precision(vae)}.")
+    return latents.float() * SCALE
+
+
+def decode(vae, latents: torch.Tensor, *, first: int = 0) -> torch.Tensor:
+    """Scaled latents [N,4,h,w] -> float32 [N,3,8h,8w] in -1..1, on the device the VAE returns. Messages count crops from `first`.
+
+    Raises NumericError, naming the frames, when the latents or the pictures are NaN, or a picture is flat though its latents are not.
+    """
+    if latents.ndim != 4 or latents.shape[1] != 4:
+        raise ShapeError(f"latents to decode are [N,4,h,w], not {list(latents.shape)}.")
+    broken = ~torch.isfinite(latents).flatten(1).all(1)
+    _refuse(broken, first, "the latents of crops {} are NaN or infinite: the denoising went wrong, before the VAE.")
+    images = vae.decode(latents / SCALE).movedim(-1, 1)
+    wanted = (latents.shape[0], 3, latents.shape[2] * CELL, latents.shape[3] * CELL)
+    if tuple(images.shape) != wanted:
+        raise ShapeError(f"this VAE decodes {list(latents.shape)} to {list(images.shape)}, not {list(wanted)}: {RIGHT_VAE}.")
+    _refuse(~torch.isfinite(images).flatten(1).all(1), first, "crops {} decode to NaN or infinity: " + _precision(vae))
+    _refuse(_flat(images) & ~_flat(latents).to(images.device), first, "crops {} decode to one flat colour: " + _precision(vae))
+    return images.float() * 2 - 1
+
+
+def decode_crops(vae, latents: torch.Tensor, track, timeline, *, spool_folder: Path | None = None, progress: Progress = silent) -> Crops:
+    """Decode the redrawn crops, 16 at a time, and put the kept pixels of the aligned crops back.
+
+    latents: unscaled [M,4,r/8,r/8], one for each of `timeline.redrawn(track.found)`. The sum is `decoded * (1 - keep) + crop * keep`,
+    rounded to uint8. Raises ShapeError when the latents are not this track's, and what `decode` raises.
+    """
+    redrawn, side = timeline.redrawn(track.found), track.resolution
+    wanted = (len(redrawn), 4, side // CELL, side // CELL)
+    if tuple(latents.shape) != wanted:
+        raise ShapeError(f"these faces need latents {list(wanted)}, not {list(latents.shape)}: decode what was denoised for them.")
+    rows = np.asarray(track.crop_row)[timeline.source[redrawn]]
+    keep = torch.from_numpy(keep_mask(side))
+    spool = Spool((side, side, 3), folder=spool_folder)
+    try:
+        progress(0, len(rows), stage="decode")
+        for start in range(0, len(rows), BLOCK):
+            decoded = decode(vae, latents[start : start + BLOCK] * SCALE, first=start)
+            mask = keep.to(decoded.device)
+            original = torch.from_numpy(track.crops.read(rows[start : start + BLOCK])).to(decoded.device).movedim(-1, 1)
+            pixels = (decoded + 1) * 127.5 * (1 - mask) + original * mask
+            block = pixels.round_().clamp_(0, 255).to(torch.uint8).movedim(1, -1).cpu().numpy()
+            spool.append(block)
+            progress(start + len(block), len(rows), stage="decode", preview=block[0])
+    except BaseException:
+        spool.close()
+        raise
+    return Crops(spool, timeline)
+
+
+def _chosen(vae, choose):
+    """A context in which ComfyUI's AutoencoderKL gives `choose(moments)`, whatever it does by default (releases before 2025 draw from the
+    posterior with the global generator, later ones take the mode). A hook, so the VAE itself stays as it is."""
+    regularization = getattr(getattr(vae, "first_stage_model", None), "regularization", None)
+    if not hasattr(regularization, "register_forward_hook") or not hasattr(regularization, "sample"):
+        return nullcontext()
+
+    @contextmanager
+    def hooked():
+        handle = regularization.register_forward_hook(lambda module, moments, output: (choose(moments[0]), None))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    return hooked()
+
+
+def _refuse(bad: torch.Tensor, first: int, message: str) -> None:
+    if bad.any():
+        rows = [first + row for row in bad.nonzero().flatten().tolist()]
+        raise NumericError(message.format(", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")))
+
+
+def _flat(pictures: torch.Tensor) -> torch.Tensor:
+    """bool [N]: every channel of the picture [C,H,W] is one value."""
+    pixels = pictures.flatten(2)
+    return (pixels.amax(2) - pixels.amin(2) < 1e-6).all(1)
+
+
+def _precision(vae) -> str:
+    dtype = str(getattr(vae, "vae_dtype", None) or getattr(vae, "dtype", "its own precision")).removeprefix("torch.")
+    return f"the VAE runs in {dtype}, try float32 (ComfyUI's option --fp32-vae)"
