@@ -41,7 +41,7 @@ FORCE:
 # uv installs the list in half a minute; pip, which also knows mirrors configured for it, is the fallback
 $(INSTALLED): requirements-dev.txt $(LISTED)
 	@echo "Installing into $(VENV) (once: about 8 GB on x86-64, where torch comes with CUDA)"
-	@$(RUN) -m pip install -q uv || true
+	@$(RUN) -m pip install -qq uv || true
 	@$(RUN) -m uv pip install -q --python $(RUN) -r requirements-dev.txt -r $(LISTED) \
 		|| $(RUN) -m pip install -q -r requirements-dev.txt -r $(LISTED)
 	@touch $@
