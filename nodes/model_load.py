@@ -18,7 +18,7 @@ class LatentSyncModelLoad(io.ComfyNode):
             display_name="LatentSync Load Model",
             category=sockets.CATEGORY,
             description="Chooses the LatentSync checkpoint, its Whisper encoder and its VAE. Nothing heavy is loaded until a stage needs it.",
-            search_aliases=["lip sync", "lipsync", "latentsync loader"],
+            **sockets.search_aliases("lip sync", "lipsync", "latentsync loader"),
             inputs=[
                 io.Combo.Input("checkpoint", options=weights.list_models(), tooltip="A checkpoint in models/latentsync, or the bundled demo model."),
                 io.Combo.Input(
