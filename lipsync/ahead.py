@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
     def read() -> None:
         error = None
         try:
-            with closing(items) if hasattr(items, "close") else suppress():
+            with closing(items) if hasattr(items, "close") else nullcontext():
                 for item in items:
                     if not put((item, None)):
                         return

@@ -25,7 +25,10 @@ LATENT_CELL = 8  # crop pixels per latent pixel
 
 
 def keep_mask(resolution: int) -> np.ndarray:
-    """float32 [r,r] in 0..1: 1 keeps the crop's pixel, 0 redraws it; the edge is slightly soft above 256 (Lanczos-4). Raises ShapeError unless r is a multiple of 8."""
+    """float32 [r,r] in 0..1: 1 keeps the crop's pixel, 0 redraws it; the edge is slightly soft (Lanczos-4) where r is not 256.
+
+    Raises ShapeError unless r is a multiple of 8.
+    """
     return _keep_mask(resolution).copy()
 
 

@@ -1,7 +1,7 @@
 """Puts redrawn crops back into the clip: paste under a soft matte, frame by frame, then one encode.
 
-The matte is LatentSync's: the warped face rectangle, eroded, eroded again by a twentieth of the face's size on each side, and blurred. Everything happens in
-the frame region the face covers; pixels outside the matte are never written.
+The matte is LatentSync's: the warped face rectangle, eroded, eroded again by a twentieth of the face's size on each side, and blurred.
+Everything happens in the frame region the face covers; pixels outside the matte are never written.
 """
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ CROP_RANGE = 127.5  # crops run over -1..1
 
 
 def paste(frame: np.ndarray, crop: torch.Tensor | np.ndarray, matrix: np.ndarray, resolution: int) -> np.ndarray:
-    """A copy of `frame` (uint8 [H,W,3]) with `crop` (float [3,r,r] in -1..1) in place of its face; `matrix` [2,3] is the one that aligned the crop.
+    """A copy of `frame` (uint8 [H,W,3]) with `crop` (float [3,r,r] in -1..1) in place of its face; `matrix` [2,3] aligned the crop.
 
     Raises ShapeError when crop and resolution differ, or the frame is not uint8 RGB.
     """
@@ -57,9 +57,10 @@ def _paste_face(frame, face, matrix):
     x0, y0, x1, y1 = frame_region(matrix, size, frame.shape)
     if x1 <= x0 or y1 <= y0:
         return out
-    lookup = shifted(matrix, x0, y0)  # frame pixels look up the face picture, so the aligning matrix is used as it is
-    warped = cv2.warpAffine(face, lookup, (x1 - x0, y1 - y0), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_REPLICATE)
-    matte = soft_matte(lookup, size, (x1 - x0, y1 - y0))
+    lookup, region = shifted(matrix, x0, y0), (x1 - x0, y1 - y0)
+    # Frame pixels look up the face picture (WARP_INVERSE_MAP), so the aligning matrix is used as it is.
+    warped = cv2.warpAffine(face, lookup, region, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_REPLICATE)
+    matte = soft_matte(lookup, size, region)
     target = out[y0:y1, x0:x1]
     if face.dtype == np.uint8:
         target[:] = cv2.blendLinear(target, warped, 1 - matte, matte)
@@ -72,10 +73,13 @@ def _paste_face(frame, face, matrix):
 
 
 def soft_matte(lookup: np.ndarray, size: tuple[int, int], region: tuple[int, int]) -> np.ndarray:
-    """How much of the warped face picture a pixel shows, float32 [h,w] in 0..1, for a region (w, h) whose pixels `lookup` [2,3] maps to a face of `size` (w, h).
+    """How much of the warped face picture a pixel shows, float32 [h,w] in 0..1.
 
-    The reference warps a picture of ones, erodes it (2 x 2, then 2e x 2e) and blurs it. A warped rectangle is four straight ramps, and the minimum of a ramp over
-    a box is the ramp at one corner of the box, so the eroded picture is computed directly, and on a grid of every few pixels where the blur is wide.
+    region: (w, h) in frame px; lookup [2,3] maps its pixels to those of a face picture of `size` (w, h).
+
+    The reference warps a picture of ones, erodes it (2 x 2, then 2e x 2e) and blurs it. A warped rectangle is four straight ramps, and the
+    minimum of a ramp over a box is the ramp at one corner of the box, so the eroded picture is computed directly, and on a grid of every
+    few pixels where the blur is wide.
     Outside the region counts as in OpenCV: it never erodes, and the blur sees a mirror.
     """
     edge = _area(lookup, size, region, 0) ** 0.5 / EDGE_SHARE
@@ -92,21 +96,24 @@ def soft_matte(lookup: np.ndarray, size: tuple[int, int], region: tuple[int, int
 
 
 def _area(lookup, size, region, step):
-    """Frame pixels under the face after the 2 x 2 erosion; step 0: a quick upper estimate. Never in fp16, which overflows above 256 x 256."""
+    """Frame pixels under the face after the 2 x 2 erosion; step 0: a quick estimate. Not in fp16, which overflows above 256 x 256."""
     if step:
         return _eroded(lookup, size, region, 0, step).sum(dtype=np.float64) * step * step
     return size[0] * size[1] / abs(np.linalg.det(lookup[:, :2]))
 
 
 def _eroded(lookup, size, region, edge, step):
-    """The warped picture of ones, eroded 2 x 2 and, if `edge`, 2*edge x 2*edge; at the middle of each `step` x `step` cell of the region."""
-    (w, h), (middle, before, after) = region, ((step - 1) / 2, edge + 1, max(0, edge - 1))  # OpenCV's anchor of an even box is right of its middle
+    """The warped picture of ones, eroded by 2 and, if `edge`, by 2*edge px squares; at the middle of each `step` x `step` cell."""
+    (w, h), middle = region, (step - 1) / 2
+    before, after = edge + 1, max(0, edge - 1)  # an even box reaches further back in OpenCV; the 2 x 2 one reaches back only
     x, y = (np.arange(-(-n // step), dtype=np.float32) * step + middle for n in (w, h))
     low, high = (np.maximum(x - before, 0), np.maximum(y - before, 0)), (np.minimum(x + after, w - 1), np.minimum(y + after, h - 1))
     matte = None
     for (a, b, c), length in zip(lookup, size, strict=True):
-        for slope_x, slope_y, start in ((a, b, c + 1), (-a, -b, length - c)):  # rises from 0 at -1 to 1 at 0; falls from 1 at length-1 to 0 at length
-            ramp = np.add.outer(slope_y * (low if slope_y > 0 else high)[1] + start, slope_x * (low if slope_x > 0 else high)[0]).astype(np.float32)
+        # One edge rises from 0 at -1 to 1 at 0, the other falls from 1 at length - 1 to 0 at length.
+        for slope_x, slope_y, start in ((a, b, c + 1), (-a, -b, length - c)):
+            along_x, along_y = (low if slope_x > 0 else high)[0], (low if slope_y > 0 else high)[1]
+            ramp = np.add.outer(slope_y * along_y + start, slope_x * along_x).astype(np.float32)
             np.clip(ramp, 0, 1, out=ramp)
             matte = ramp if matte is None else np.multiply(matte, ramp, out=matte)
     return matte
@@ -147,10 +154,13 @@ def _rows(crops):
         yield from crops.images.read(slice(start, start + CROP_ROWS))
 
 
-def restore_clip(track: FaceTrack, crops: Crops, audio: dict | None, path: str | Path, *, crf: int = 18, progress: Progress = silent, **encoding) -> Path:
+def restore_clip(
+    track: FaceTrack, crops: Crops, audio: dict | None, path: str | Path, *, crf: int = 18, progress: Progress = silent, **encoding
+) -> Path:
     """Write the finished clip: `crops` pasted into the track's clip, encoded once, with `audio` (ComfyUI's AUDIO dict or None) -> `path`.
 
-    Streams: never more than a few frames in memory. `encoding` goes to `ClipWriter`. Nothing is left at `path` when it fails or is cancelled.
+    Streams: never more than a few frames in memory. `encoding` goes to `ClipWriter`.
+    Nothing new is left at `path` when it fails or is cancelled.
     """
     from .clip import ClipWriter
 
@@ -168,7 +178,7 @@ def restore_images(track: FaceTrack, crops: Crops, *, progress: Progress = silen
         images = torch.empty(shape)
     except RuntimeError as error:  # the allocator's own word
         gigabytes = np.prod(shape) * 4 / 1e9
-        raise MediaError(f"{shape[0]} images of {shape[2]}x{shape[1]} need {gigabytes:.1f} GB of memory: choose the video output") from error
+        raise MediaError(f"{shape[0]} images {shape[2]}x{shape[1]} need {gigabytes:.1f} GB of memory: choose the video output") from error
     for image, frame in zip(images, restored_frames(track, crops, progress), strict=True):
         torch.div(torch.from_numpy(frame), 255, out=image)
     return images

@@ -9,13 +9,16 @@ from .track import FaceTrack, align_clip
 
 DETECTORS = ("auto", "mediapipe", "insightface")
 
-__all__ = ["CHOICES", "DETECTORS", "Aligner", "Detector", "Face", "FaceTrack", "align_clip", "align_matrices", "load_detector", "warp_crops"]
+__all__ = [
+    "CHOICES", "DETECTORS", "Aligner", "Detector", "Face", "FaceTrack", "align_clip", "align_matrices", "load_detector", "warp_crops"
+]
 
 
 def load_detector(kind: str = "auto", folder: str | Path | None = None) -> Detector:
     """The detector called `kind`, with its files from `folder` or from where they usually are.
 
-    "auto" takes InsightFace where its files are (the reference's choice; non-commercial licence), else MediaPipe. Raises FaceError naming what is missing.
+    "auto" takes InsightFace where its files are (the reference's choice; non-commercial licence), else MediaPipe.
+    Raises FaceError naming what is missing.
     """
     from .insightface import InsightFaceDetector, has_files
     from .mediapipe import MediaPipeDetector

@@ -1,7 +1,7 @@
 """Where a face goes in the square crop the network sees: three landmarks -> similarity matrix -> crop.
 
-The template, the normalisation and the smoothed bias are LatentSync's (its AlignRestore), computed here in float64; the reference works in fp16 and is off
-by up to a pixel at 4K.
+The template, the normalisation and the smoothed bias are LatentSync's (its AlignRestore), computed here in float64; the reference works in
+fp16 and is off by up to a pixel at 4K.
 """
 import cv2
 import numpy as np
@@ -86,7 +86,7 @@ def inverse(matrix: np.ndarray) -> np.ndarray:
 
 
 def frame_region(matrix: np.ndarray, size: tuple[int, int], frame_shape: tuple[int, ...], margin: int = 2) -> tuple[int, int, int, int]:
-    """(x0, y0, x1, y1), half open: the frame pixels that a face picture of `size` (w, h) can touch, `margin` px wider, clipped to the frame; may be empty."""
+    """Frame pixels that a face picture of `size` (w, h) can touch and `margin` more: (x0, y0, x1, y1), half open, maybe empty."""
     w, h = size
     corners = np.array([[-1, w, w, -1], [-1, -1, h, h], [1, 1, 1, 1]], dtype=np.float64)
     x, y = inverse(matrix) @ corners
@@ -104,13 +104,14 @@ def shifted(matrix: np.ndarray, x: float, y: float) -> np.ndarray:
 
 
 def warp_face(frame: np.ndarray, matrix: np.ndarray, resolution: int) -> np.ndarray:
-    """The upright face picture, uint8 [h,w,3] of `face_size(resolution)`: bilinear in float, grey 127 outside, truncated as the reference does."""
+    """The upright face picture, uint8 [h,w,3] of `face_size(resolution)`: bilinear, grey 127 outside, truncated as in the reference."""
     size = face_size(resolution)
     x0, y0, x1, y1 = frame_region(matrix, size, frame.shape)
     if x1 <= x0 or y1 <= y0:
         return np.full((size[1], size[0], 3), BORDER, np.uint8)
     region = frame[y0:y1, x0:x1].astype(np.float32)  # float: an integer warp would round where the reference truncates
-    face = cv2.warpAffine(region, shifted(matrix, x0, y0), size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=(BORDER,) * 3)
+    outside = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": (BORDER,) * 3}
+    face = cv2.warpAffine(region, shifted(matrix, x0, y0), size, flags=cv2.INTER_LINEAR, **outside)
     return face.astype(np.uint8)
 
 

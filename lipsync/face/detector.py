@@ -54,7 +54,8 @@ class Detector(Protocol):
     """Finds faces in frames; safe to call from several threads at once.
 
     name: for people. device: where it runs, for people (F09). note: what the user must know, or "".
-    A detector that can also follow a face cheaply has `follow(frame, face) -> Face | None`: the same face in the next frame, None when unsure.
+    A detector that can also follow a face cheaply has `follow(frame, face) -> Face | None`, the same face in the next frame (None when
+    unsure), and `detect_near(frame, face, around=True) -> list[Face]`.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Nets:
 
 
 def forward(net: cv2.dnn.Net, blob: np.ndarray, outputs: Sequence[str]) -> list[np.ndarray]:
-    """Named outputs of a `cv2.dnn` network. OpenCV 5's own engine knows one output of a tflite file by name at a time, its classic engine all."""
+    """Named outputs of a `cv2.dnn` network. OpenCV 5's new engine gives the outputs of a tflite file one at a time, its classic one all."""
     net.setInput(blob)
     try:
         return net.forward(list(outputs))
@@ -98,7 +99,7 @@ def iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def best_boxes(boxes: np.ndarray, scores: np.ndarray, overlap: float) -> list[int]:
-    """Non-maximum suppression: indices of `boxes` [N,4], best score first, without those that overlap a better one by more than `overlap` IoU."""
+    """Non-maximum suppression: indices of `boxes` [N,4], best first, without those whose IoU with a better one is above `overlap`."""
     order, kept = np.argsort(-scores, kind="stable"), []
     while len(order):
         best, order = order[0], order[1:]
@@ -110,7 +111,8 @@ def best_boxes(boxes: np.ndarray, scores: np.ndarray, overlap: float) -> list[in
 def square_crop(frame: np.ndarray, centre, side: float, angle: float, pixels: int) -> tuple[np.ndarray, np.ndarray]:
     """A turned square of the frame -> (uint8 [pixels,pixels,3], float64 [2,3] from crop px to frame px).
 
-    centre (x, y) and side in frame px; angle in radians, clockwise on screen, of the crop's x axis. Black outside; large squares are averaged down first.
+    centre (x, y) and side in frame px; angle in radians, clockwise on screen, of the crop's x axis.
+    Black outside; large squares are averaged down first.
     """
     scale = side / pixels
     cos, sin = math.cos(angle) * scale, math.sin(angle) * scale
@@ -146,4 +148,4 @@ def read_net(path: Path, read: Callable[[np.ndarray], cv2.dnn.Net]) -> cv2.dnn.N
     except (cv2.error, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
         size = path.stat().st_size if path.exists() else 0
-        raise FaceError(f"cannot load the face detector's file {path} ({size} bytes; a download cut short?): {reason}. Fetch it again.") from error
+        raise FaceError(f"cannot load the face detector's file {path} ({size} bytes, cut short?): {reason}. Fetch it again.") from error

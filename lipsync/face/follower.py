@@ -1,7 +1,7 @@
 """Follows one face from frame to frame: decides where it is, whether it is still the same one, and when to look again.
 
-Cheap first: the mesh moves along with the face; every few frames, and whenever the picture under the mesh stops looking like the face, the detector looks
-around it; only when that fails, or after a cut, is the whole frame searched.
+Cheap first: the mesh moves along with the face; every few frames, and whenever the picture under the mesh stops looking like the face, the
+detector looks around it; only when that fails, or after a cut, is the whole frame searched.
 """
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from .detector import Detector, Face, iou
-from .identity import CONTINUES, alike, choose, most_alike, nearest, patch
+from .identity import CONTINUES, RESEMBLES, alike, choose, most_alike, nearest, patch
 
 THUMB = (64, 36)  # px, what cuts are seen on
 CUT_SURE, CUT_LIKELY = 60.0, 15.0  # mean change in grey levels: a cut; a cut if the colours changed too and the shot was calmer before
@@ -18,8 +18,9 @@ CUT_JUMP = 3.0  # times the usual change of this shot
 SAME_PLACE = 0.3  # IoU of the mesh and a fresh find
 UNCONFIRMED = 2  # looks without a find after which a followed face is taken for lost
 PATIENCE = 25  # frames without the face after which, in the same shot, another may be chosen
-LEARN = 0.1  # share of the newest picture in the remembered one
-# The nose's place in units of the distance between the brows, along and across their line; beyond, the head is turned so far that a crop would be a guess.
+NOTEWORTHY = 0.1  # score below which a find is not worth a word
+LEARN = 0.05  # share of the newest picture in the remembered one
+# The nose's place, along and across the line of the brows, in units of their distance; beyond, the head is turned too far to align it.
 NOSE_ASIDE, NOSE_BELOW = 0.9, (0.1, 1.8)
 
 
@@ -53,9 +54,10 @@ class Refused:
     face: Face | None = None
     frame: int = 0
     reason: str = ""
+    most: int = 0  # usable faces in one frame, chosen or not
 
     def note(self, face: Face, frame: int, reason: str) -> None:
-        if self.face is None or face.score > self.face.score:
+        if face.score >= NOTEWORTHY and (self.face is None or face.score > self.face.score):
             self.face, self.frame, self.reason = face, frame, reason
 
 
@@ -63,8 +65,8 @@ class Refused:
 class Follower:
     """Called with every frame in order, gives its face or None, and whether a new run begins (after a gap, a cut, or with another face).
 
-    choice, min_size (px of width), min_score: which faces count. detect_every: frames between two looks around a followed face, and between two searches of
-    the whole frame while the face is lost.
+    choice, min_size (px of width), min_score: which faces count. detect_every: frames between two looks around a followed face, and between
+    two searches of the whole frame while the face is lost.
     """
 
     detector: Detector
@@ -101,7 +103,7 @@ class Follower:
         if self._frame - self._checked < self.detect_every:
             return face, False
         self._checked = self._frame
-        finds = self._usable(self.detector.detect_near(frame, face))
+        finds = self._usable(self.detector.detect_near(frame, face, around=False))
         others = [find for find in finds if iou(face.box, find.box[None])[0] < SAME_PLACE]
         self._unconfirmed = 0 if len(others) < len(finds) else self._unconfirmed + 1
         if self._unconfirmed >= UNCONFIRMED:
@@ -117,38 +119,45 @@ class Follower:
             if face is not None:
                 return face, gap > 1
         if finds is None:
-            everywhere = cut or self._last is None and self._frame == 0 or self._frame - self._searched >= self.detect_every or self._followed
+            everywhere = cut or self._followed or self._frame == 0 or self._frame - self._searched >= self.detect_every
             if everywhere:
                 self._searched = self._frame
             [finds] = self.detector.detect([frame], min_size=self.min_size, everywhere=everywhere)
         finds = self._usable(finds)
-        if not returning:
-            known = most_alike(frame, finds, self._known) if self._known is not None and len(finds) > 1 else None
-            return known or choose(finds, self.choice, frame.shape), True
-        face = self._matched(frame, finds, gap)
+        face = self._matched(frame, finds, gap) if returning else None
         if face is not None:
             return face, gap > 1
-        face = most_alike(frame, finds, self._known)
-        return face or (choose(finds, self.choice, frame.shape) if gap > PATIENCE else None), True
+        if self._known is not None:
+            face = most_alike(frame, finds, self._known)
+        if face is None and (not returning or gap > PATIENCE):
+            face = choose(finds, self.choice, frame.shape)
+            self._known = None if face is not None else self._known
+        return face, True
 
     def _matched(self, frame, finds, gap):
-        """The find that is the last face by its place; where two places are possible, the picture must not speak for the other."""
-        face = nearest(finds, self._last, gap)
-        if face is None or len(finds) == 1:
-            return face
-        known = most_alike(frame, finds, self._known)
-        return face if known is None else nearest([known], self._last, gap) or face
+        """The find that is the last face: by its place, and by its picture unless it was there a frame ago and has hardly moved."""
+        likely = [find for find in finds if alike(patch(frame, find), self._known) >= CONTINUES]
+        face = nearest(likely, self._last, gap)
+        if face is None and gap == 1:
+            face = nearest(finds, self._last)
+            face = face if face is not None and iou(self._last.box, face.box[None])[0] >= SAME_PLACE else None
+        return face
 
     def _remember(self, frame, face, fresh):
         self._patch = patch(frame, face)
-        if self._known is None or fresh and alike(self._patch, self._known) < CONTINUES:
+        if self._known is None:
             self._known = self._patch
-        else:
+        elif alike(self._patch, self._known) >= RESEMBLES:  # nothing is learnt from a moment in which it might be somebody else
             self._known = (1 - LEARN) * self._known + LEARN * self._patch
-            self._known /= max(float(np.linalg.norm(self._known)), 1e-6)
+            self._known /= float(np.linalg.norm(self._known))
         self._last, self._seen = face, self._frame
         if fresh:
             self._checked, self._unconfirmed = self._frame, 0
+
+    def look_closely(self, frame: np.ndarray) -> None:
+        """Search the clip's first frame for faces that are too small to count, so that the message can name them."""
+        self._frame = 0
+        self._usable(self.detector.detect([frame], min_size=self.min_size / 4)[0])
 
     def _usable(self, faces):
         usable = []
@@ -158,13 +167,14 @@ class Follower:
                 self.refused.note(face, self._frame, reason)
             else:
                 usable.append(face)
+        self.refused.most = max(self.refused.most, len(usable))
         return usable
 
     def _refusal(self, face):
         if face.score < self.min_score:
-            return f"a score below {self.min_score:g} (min_score)"
+            return f"less sure than min_score {self.min_score:g}"
         if face.width < self.min_size:
-            return f"narrower than {self.min_size:g} px (min_size)"
+            return f"narrower than min_size {self.min_size:g} px"
         return "" if facing(face.points) else "turned too far away"
 
 

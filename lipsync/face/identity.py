@@ -1,7 +1,7 @@
 """Which of several faces: the user's choice, and whether two finds are one person.
 
-Geometry decides from frame to frame; where it cannot (after a cut, a long gap, a jump) a small picture of the face does: normalised, so that exposure and
-contrast do not matter, but skin, hair and beard do.
+Geometry decides from frame to frame; where it cannot (after a cut, a long gap, a jump) a small picture of the face does: normalised, so
+that exposure and contrast do not matter, but skin, hair and beard do.
 """
 import math
 
@@ -16,23 +16,24 @@ CHOICES = ("largest", "left", "right", "0", "1", "2", "3")  # a number counts fr
 PATCH = 32  # px
 PATCH_SIDE = 1.2  # of the face's size: some hair and beard with it
 CONTINUES = 0.5  # correlation of one face's pictures in successive frames; a frame's motion seldom brings it under 0.8
-RESEMBLES = 0.6  # correlation from which a face elsewhere may be the same person; strangers facing the camera reach about 0.5
+RESEMBLES = 0.6  # correlation from which a face elsewhere may be the same person: talking and nodding it is 0.9, with strangers 0.4
 CLEARLY = 0.1  # and by this much more than the runner-up
 NEAR, GROWTH = 1.0, 1.7  # sizes a face may move, and times it may grow, from one frame to the next
 
 
 def check_choice(choice) -> str | int | np.ndarray:
-    """`choice` in one form: "largest", "left", "right", an index from the left, or a mask [H,W] (any dtype; where it is not 0). Raises FaceError for others."""
+    """`choice` in one form: "largest", "left", "right", an index from the left, or a mask [H,W] (where not 0). Else FaceError."""
     if hasattr(choice, "ndim"):
         mask = np.asarray(choice, dtype=np.float32).squeeze()
         if mask.ndim != 2 or not mask.any():
-            raise FaceError(f"the mask that chooses the face must be [H,W] with something in it; got {list(np.shape(choice))}, {int((mask != 0).sum())} px set")
+            marked = np.count_nonzero(mask)
+            raise FaceError(f"the mask that chooses the face must be [H,W] and mark something; got {list(mask.shape)}, {marked} px marked")
         return mask
     text = str(choice).strip().lower()
     if text.isdigit():
         return int(text)
     if text not in CHOICES:
-        raise FaceError(f"unknown choice of face {choice!r}: use {', '.join(CHOICES[:3])}, a number from the left (0 is leftmost), or a mask")
+        raise FaceError(f"unknown choice of face {choice!r}: use {', '.join(CHOICES[:3])}, a number from the left (0 first), or a mask")
     return text
 
 
@@ -66,7 +67,7 @@ def alike(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def nearest(faces: list[Face], last: Face, frames: int = 1) -> Face | None:
-    """The face that geometry says is `last`, `frames` frames later: by overlap, else by distance and size; None when none is near enough."""
+    """The face that by overlap, distance and size is `last`, `frames` frames later; None when none is near enough."""
     if not faces:
         return None
     overlaps = iou(last.box, np.stack([face.box for face in faces]))

@@ -1,6 +1,6 @@
 """InsightFace's SCRFD detector and 106-point landmarks (`buffalo_l`), run from their ONNX files without the `insightface` package.
 
-These are the models the reference uses. Their licence is non-commercial. OpenCV runs them; onnxruntime does where OpenCV cannot read a file.
+These are the models the reference uses. Their licence is non-commercial. OpenCV runs them, or onnxruntime where OpenCV cannot.
 """
 import importlib.util
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class InsightFaceDetector:
 def decode(outputs: Sequence[np.ndarray]) -> np.ndarray:
     """SCRFD's nine outputs (in any order) -> [K,5]: box x0 y0 x1 y1 in px of the view, score; candidates only.
 
-    For each stride there are scores [n,1], distances [n,4] from the anchor to the box's sides in strides, and five points [n,10] that are not needed.
+    For each stride: scores [n,1], distances [n,4] from the anchor to the box's sides in strides, and points [n,10] that are not needed.
     """
     by_kind = {1: {}, 4: {}}
     for output in outputs:
@@ -91,7 +91,7 @@ def decode(outputs: Sequence[np.ndarray]) -> np.ndarray:
         count = grid * grid * ANCHORS
         if count not in by_kind[1] or count not in by_kind[4]:
             shapes = ", ".join(str(list(output.shape)) for output in outputs)
-            raise FaceError(f"{DETECT_FILE} gave outputs of shapes {shapes}, not SCRFD's for a {VIEW} px view: it is another model; fetch buffalo_l's.")
+            raise FaceError(f"{DETECT_FILE} gave outputs {shapes}, not SCRFD's for a {VIEW} px view: it is another model.")
         scores = by_kind[1][count][:, 0].astype(np.float64)
         best = np.flatnonzero(scores >= CANDIDATE)
         place = best // ANCHORS
@@ -137,7 +137,8 @@ def _session(path):
     try:
         return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes, one for each kind of broken file
-        raise FaceError(f"cannot load the face detector's file {path} ({path.stat().st_size} bytes; a download cut short?): {error}. Fetch it again.") from error
+        size = path.stat().st_size
+        raise FaceError(f"cannot load the face detector's file {path} ({size} bytes, cut short?): {error}. Fetch it again.") from error
 
 
 def _normalises(path):

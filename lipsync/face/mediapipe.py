@@ -1,7 +1,8 @@
 """MediaPipe's BlazeFace (short range) and FaceMesh, run by OpenCV: Apache-2.0 models, no `mediapipe` import.
 
-BlazeFace sees faces between a seventh and nine tenths of its 128 px view, so it looks at the frame through windows of several sizes, largest first. FaceMesh
-then finds 468 points in a square around each face, turned so that the eyes are level, and says whether there is a face at all.
+BlazeFace sees faces between a seventh and nine tenths of its 128 px view, so it looks at the frame through windows of several sizes,
+largest first. FaceMesh then finds 468 points in a square around each face, turned so that the eyes are level, and says whether there is a
+face at all.
 """
 import importlib.util
 import math
@@ -15,7 +16,7 @@ import cv2
 import numpy as np
 
 from .. import folders
-from .detector import MIN_SIZE, Face, Nets, best_boxes, forward, iou, need_file, read_net, square_crop
+from .detector import MIN_SIZE, Face, Nets, best_boxes, forward, need_file, read_net, square_crop
 
 BLAZE_FILE, MESH_FILE = "face_detection_short_range.tflite", "face_landmark.tflite"
 HINT = "Run `python tools/face_models.py FOLDER` with that folder, or `pip install mediapipe==0.10.21`, which brings the file."
@@ -26,8 +27,11 @@ CANDIDATE = 0.3  # BlazeFace score below which a place is not looked at again
 OVERLAP = 0.3  # IoU above which two finds are one face, MediaPipe's value
 SMALLEST = 0.12  # face width as a share of the view from which BlazeFace is sure, measured; up to nine tenths
 ZOOM = 2.5  # most between two window sizes: with half overlap, a face that small windows cut in pieces fits a window one size up
+NEAR_SIDE = 3.3  # side of a window that looks at one face again, in units of its size
+AROUND = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # in half windows
 FLAT = 3.0  # standard deviation in grey levels below which a view holds nothing
 MOST_FACES = 12
+QUICK_WINDOWS = 12  # a quick search leaves window sizes that need more than this alone
 
 MESH = 192  # px, FaceMesh's input
 MESH_MARGIN = 1.5  # square around a face, in units of its longer side; MediaPipe's value, for BlazeFace's box and for the mesh's own
@@ -40,7 +44,7 @@ SURE = 0.5  # presence below which a followed face is lost
 
 
 class MediaPipeDetector:
-    """BlazeFace + FaceMesh. `folder`: where the two .tflite files are; None searches `models/latentsync/face`, then an installed `mediapipe`.
+    """BlazeFace + FaceMesh. `folder` has the two .tflite files; None searches `models/latentsync/face`, then an installed `mediapipe`.
 
     Raises FaceError when a file is missing or broken. Landmarks are in fractions of a pixel.
     """
@@ -48,7 +52,8 @@ class MediaPipeDetector:
     name, device, note = "MediaPipe", "CPU", ""
 
     def __init__(self, folder: str | Path | None = None, threads: int | None = None):
-        blaze, mesh = (need_file(name, _places(folder, module), HINT) for name, module in ((BLAZE_FILE, "face_detection"), (MESH_FILE, "face_landmark")))
+        blaze = need_file(BLAZE_FILE, _places(folder, "face_detection"), HINT)
+        mesh = need_file(MESH_FILE, _places(folder, "face_landmark"), HINT)
         self._blaze, self._mesh = Nets(partial(_read, blaze)), Nets(partial(_read, mesh))
         self._blaze.get(), self._mesh.get()  # a broken file is told now
         self._anchors = _anchors()
@@ -59,22 +64,21 @@ class MediaPipeDetector:
         return [self._detect(frame, min_size, everywhere) for frame in frames]
 
     def follow(self, frame: np.ndarray, face: Face) -> Face | None:
-        """The face in the next frame, from where its mesh was: FaceMesh alone, 2 to 6 ms. None when FaceMesh is not sure that it is there."""
+        """The face in the next frame, from where its mesh was: FaceMesh alone, 2 to 6 ms. None when it is not sure."""
         found = self._meshed(frame, *_mesh_square(face.mesh), passes=FOLLOW_PASSES)
         return found if found is not None and found.score >= SURE else None
 
-    def detect_near(self, frame: np.ndarray, face: Face) -> list[Face]:
-        """Faces of about the size of `face` within two sizes of it: a few views instead of the whole frame."""
-        side = face.size / 0.3
-        x, y = face.centre
-        return self._faces(frame, [(x + dx * side / 2, y + dy * side / 2, side) for dx, dy in ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))])
+    def detect_near(self, frame: np.ndarray, face: Face, *, around: bool = True) -> list[Face]:
+        """Faces of about the size of `face` where it is, or up to two sizes around it: one view or five instead of the whole frame."""
+        side, (x, y) = NEAR_SIDE * face.size, face.centre
+        return self._faces(frame, [(x + dx * side / 2, y + dy * side / 2, side) for dx, dy in (AROUND if around else AROUND[:1])])
 
     def _detect(self, frame, min_size, everywhere):
         sizes = window_sizes(frame.shape, min_size)
         found: list[Face] = []
         for level, side in enumerate(sizes):
             windows = _windows(frame.shape, side)
-            if not everywhere and level and (found or len(windows) > 12):
+            if not everywhere and level and (len(windows) > QUICK_WINDOWS or any(face.score >= SURE for face in found)):
                 break
             found = _distinct(found + self._faces(frame, windows))
         return found
@@ -105,7 +109,8 @@ class MediaPipeDetector:
             places = places.reshape(-1, 16)[best].astype(np.float64)
             points = (places.reshape(-1, 8, 2)[:, [0, 2, 3]] + self._anchors[best, None] * VIEW)  # box centre, left eye, right eye
             half = places[:, None, 2:4] / 2
-            corners = np.concatenate([points[:, :1] - half, points[:, :1] + half, points[:, 1:]], 1) - 0.5  # edges at 0 and 128 -> pixel centres
+            # BlazeFace counts from the view's edge, `back` from the middle of its first pixel.
+            corners = np.concatenate([points[:, :1] - half, points[:, :1] + half, points[:, 1:]], 1) - 0.5
             spread = corners @ back[:, :2].T + back[:, 2]
             rows = np.concatenate([spread[:, :2].reshape(-1, 4), scores[best, None], spread[:, 2:].reshape(-1, 4)], 1)
             found.append(rows[best_boxes(rows[:, :4], rows[:, 4], OVERLAP)])
@@ -118,7 +123,7 @@ class MediaPipeDetector:
         return None if face is None else Face(face.box, min(float(score), face.score), face.points, face.mesh)
 
     def _meshed(self, frame, centre, side, angle, passes):
-        """FaceMesh in a turned square, again in the square of what it found until the face lies in the middle. None when it left the frame or collapsed."""
+        """FaceMesh in a turned square, and again around what it found until that lies in the middle. None when it left the frame."""
         for remaining in reversed(range(passes)):
             if side < 4 or not np.isfinite([*centre, side, angle]).all():
                 return None
@@ -141,7 +146,7 @@ class MediaPipeDetector:
 
 
 def window_sizes(shape: tuple[int, ...], min_size: float) -> list[float]:
-    """Sides of the square windows, largest first: from one in which a face as large as the frame fits to one that shows faces `min_size` wide well."""
+    """Sides of the square windows, largest first: the first has room for a face that fills the frame, the last shows `min_size` well."""
     first, last = max(shape[:2]) * 1.2, max(min_size, 8) / SMALLEST
     steps = max(0, math.ceil(math.log(first / last) / math.log(ZOOM))) if first > last else 0
     return [first * (last / first) ** (step / steps) for step in range(steps + 1)] if steps else [first]

@@ -65,9 +65,10 @@ class FaceTrack:
     def summary(self) -> str:
         """One line for people: how many frames have the face, which do not, how large it is, what found it."""
         gaps, count = self.gaps(), int(self.found.sum())
-        widths = (self.boxes[self.found, 2] - self.boxes[self.found, 0])
+        widths = self.boxes[self.found, 2] - self.boxes[self.found, 0]
         runs = len(np.unique(self.run_ids[self.found]))
-        text = f"Face found in {count} of {len(self)} frames, {widths.min():.0f} to {widths.max():.0f} px wide, in {runs} run{'s' * (runs != 1)} ({self.detector})."
+        text = f"Face found in {count} of {len(self)} frames, {widths.min():.0f} to {widths.max():.0f} px wide, "
+        text += f"in {runs} run{'s' * (runs != 1)} ({self.detector})."
         if gaps:
             listed = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in gaps[:5])
             more = f" and {len(gaps) - 5} more stretches" if len(gaps) > 5 else ""
@@ -90,11 +91,13 @@ def align_clip(
 ) -> FaceTrack:
     """Follow one face through `clip` and cut it out, aligned.
 
-    choice: "largest", "left", "right", an index from the left, or a mask [H,W]; made at the first face of a shot, then that face is followed.
-    min_size, min_score: a face narrower (px) or less sure (0..1) does not count. smooth: the reference's smoothing of the alignment over time.
+    choice: "largest", "left", "right", an index from the left, or a mask [H,W]. It is made once; then that face is followed, also over a
+    cut where it can be told. min_size, min_score: a face narrower (px) or less sure (0..1) does not count. smooth: the reference's
+    smoothing of the alignment over time. detect_every: see `Follower`.
 
     Reading, following and warping overlap; a few frames are in memory at a time. Frames without a reliable face are marked, not guessed.
-    Raises FaceError when no frame has a usable face (saying what was seen), MediaError for a clip without frames, DiskSpaceError when the crops cannot fit.
+    Raises FaceError when no frame has a usable face (saying what was seen), MediaError for a clip without frames, DiskSpaceError when the
+    crops cannot fit on disk.
     """
     choice = check_choice(choice)
     if resolution < 8 or resolution % 8:
@@ -107,12 +110,13 @@ def align_clip(
 
     follower = Follower(detector, choice, min_size, min_score, max(1, detect_every))
     crops = Spool((resolution, resolution, 3), folder=spool_folder)
-    rows, started = [], time.perf_counter()
+    rows, first, started = [], None, time.perf_counter()
     try:
         with ahead(clip.frames()) as frames:
             seen = _with_finds(frames, detector, min_size)
             with closing(in_order(partial(_crop, resolution=resolution), _followed(seen, follower, Aligner(resolution, smooth)))) as sights:
-                for done, (crop, row) in enumerate(sights, 1):
+                for done, (frame, crop, row) in enumerate(sights, 1):
+                    first = frame if first is None else first
                     rows.append(row)
                     if crop is not None:
                         crops.append(crop)
@@ -120,6 +124,7 @@ def align_clip(
         if not rows:
             raise MediaError(f"{clip.name} has no frames")
         if not len(crops):
+            follower.look_closely(first)
             raise FaceError(_nothing_found(clip.name, len(rows), follower.refused, choice, detector))
     except BaseException:
         crops.close()
@@ -166,20 +171,16 @@ def _followed(seen, follower: Follower, aligner: Aligner) -> Iterator[tuple[np.n
 
 def _crop(item, resolution):
     frame, row = item
-    return (warp_crop(frame, row[1], resolution) if row[0] else None), row
+    return frame, (warp_crop(frame, row[1], resolution) if row[0] else None), row
 
 
 def _nothing_found(name, frames, refused: Refused, choice, detector) -> str:
-    text = f"no usable face in the {frames} frame{'s' * (frames != 1)} of {name} ({detector.name}): "
-    face = refused.face
+    text, face = f"no usable face in the {frames} frame{'s' * (frames != 1)} of {name} ({detector.name}): ", refused.face
+    if refused.most:
+        by_mask = isinstance(choice, np.ndarray)
+        why = "the mask touches none" if by_mask else f"number {choice}, counted from 0 at the left, is not among them"
+        return f"{text}up to {refused.most} were seen at once, but {why}. Choose another."
     if face is None:
-        text += "nothing in it looks like a face"
-    else:
-        text += f"the likeliest candidate, {face.width:.0f}x{face.height:.0f} px in frame {refused.frame} with score {face.score:.2f}, is {_because(refused)}"
-    if isinstance(choice, int):
-        text += f"; face {choice} (counted from the left, 0 first) was asked for"
-    return text + ". Drawn and animal faces are not recognised; for a small or dim face lower min_size or min_score."
-
-
-def _because(refused):
-    return f"refused for {refused.reason}" if refused.reason.startswith("a ") else refused.reason
+        return text + "nothing in it looks like one. Drawn and animal faces are not recognised."
+    place = f"{face.width:.0f}x{face.height:.0f} px in frame {refused.frame}, score {face.score:.2f}"
+    return f"{text}the likeliest candidate ({place}) is {refused.reason}. Lower that to take it; a drawn or animal face is never sure."
