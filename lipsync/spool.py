@@ -31,18 +31,24 @@ def size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def require_space(folder: str | Path, size: int) -> None:
-    """Refuse at once, with `DiskSpaceError`, a job that will need `size` bytes in `folder` (which may not exist yet) and cannot have them."""
-    place = Path(folder).absolute()
+def free_space(folder: str | Path | None) -> int:
+    """Bytes free where `folder` is or would be (the system's temporary folder when None)."""
+    place = Path(folder if folder is not None else tempfile.gettempdir()).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
-        free = shutil.disk_usage(place).free
+        return shutil.disk_usage(place).free
     except OSError as error:
         raise MediaError(f"cannot use the folder {folder}: {error.strerror or error}") from error
+
+
+def require_space(folder: str | Path | None, size: int) -> None:
+    """Refuse at once a job that will need `size` bytes in `folder` (which may not exist yet) and cannot have them: DiskSpaceError."""
+    free = free_space(folder)
     if size > 0 and size + SPARE_BYTES > free:
+        where = folder or tempfile.gettempdir()
         raise DiskSpaceError(
-            f"this job needs about {size_text(size)} on disk and {size_text(SPARE_BYTES)} to spare, but {folder} has {size_text(free)} free: "
+            f"this job needs about {size_text(size)} on disk and {size_text(SPARE_BYTES)} to spare, but {where} has {size_text(free)}: "
             "make room, choose another temporary folder, or use a shorter clip"
         )
 
@@ -100,7 +106,7 @@ class Spool:
         return self._file is not None
 
     def append(self, rows: np.ndarray) -> None:
-        """Add rows [n, *shape] (or one [*shape]); they are copied. Raises ShapeError, DiskSpaceError, or MediaError when the folder is unusable."""
+        """Add rows [n, *shape] (or one [*shape]); they are copied. ShapeError, DiskSpaceError; MediaError when the folder is unusable."""
         rows = np.asarray(rows)
         if rows.shape == self.shape:
             rows = rows[None]

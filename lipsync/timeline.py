@@ -33,7 +33,7 @@ class Timeline:
         return Fraction(len(self)) / self.rate
 
     def redrawn(self, found: np.ndarray) -> np.ndarray:
-        """int64 [M], ascending: the output frames whose mouth is redrawn, those that speak and whose track frame has a face (`found` bool)."""
+        """int64 [M], ascending: the output frames whose mouth is redrawn: they speak, and their track frame has a face (`found`, bool)."""
         return np.flatnonzero(self.speaking & np.asarray(found, bool)[self.source])
 
 

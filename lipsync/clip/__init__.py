@@ -1,0 +1,9 @@
+"""Reading and writing media as streams of frames: no clip is ever held whole."""
+from .base import Clip, as_rate
+from .colour import Look
+from .read import TensorClip, open_clip
+from .sound import read_audio
+from .video import VideoClip
+from .write import ClipWriter
+
+__all__ = ["Clip", "ClipWriter", "Look", "TensorClip", "VideoClip", "as_rate", "open_clip", "read_audio"]

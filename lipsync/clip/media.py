@@ -1,0 +1,88 @@
+"""A media file, on disk or in memory, that can be opened any number of times, and the sentences for those that cannot."""
+import hashlib
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+
+from ..errors import MediaError
+
+_LFS_POINTER = b"version https://git-lfs"
+_ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a song is not a clip
+
+
+@dataclass(frozen=True)
+class Media:
+    """Where the bytes are: `path`, or `data` for a file in memory."""
+    name: str
+    path: str | None = None
+    data: bytes | None = None
+
+    @classmethod
+    def of(cls, source: "str | os.PathLike | io.BytesIO | Media") -> "Media":
+        """MediaError "cannot open ...: ..." for what is plainly no media file, before anything heavy."""
+        if isinstance(source, Media):
+            return source
+        if isinstance(source, io.BytesIO):
+            media = cls("the clip in memory", data=source.getvalue())
+        elif isinstance(source, (str, os.PathLike)):
+            media = cls(str(source), path=os.path.abspath(os.fspath(source)))  # absolute: "it: a clip.mp4" would read as a protocol
+        else:
+            raise MediaError(f"cannot open a {type(source).__name__} as a clip: give a path, a BytesIO, or an IMAGE tensor")
+        media._require_media()
+        return media
+
+    def open(self) -> av.container.InputContainer:
+        """A fresh container, with its own position. Metadata in unknown encodings is no reason to fail."""
+        try:
+            return av.open(self.path if self.data is None else io.BytesIO(self.data), metadata_errors="replace")
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise self.cannot_open(f"{reason(error)}. Is it a video or sound file, and complete?") from error
+
+    def cannot_open(self, why: str) -> MediaError:
+        return MediaError(f"cannot open {self.name}: {why}")
+
+    @property
+    def fingerprint(self) -> str:
+        if self.data is not None:
+            return hashlib.sha256(self.data).hexdigest()
+        status = os.stat(self.path)
+        return hashlib.sha256(os.fsencode(f"{self.path}|{status.st_size}|{status.st_mtime_ns}")).hexdigest()
+
+    def _require_media(self) -> None:
+        if self.path is not None and os.path.isdir(self.path):
+            raise self.cannot_open("it is a folder")
+        try:
+            head = self.data[:64] if self.path is None else _head(self.path)
+        except OSError as error:
+            raise self.cannot_open(error.strerror or str(error)) from error
+        if not head:
+            raise self.cannot_open("it is empty (0 bytes)")
+        if head.startswith(_LFS_POINTER):
+            raise self.cannot_open("it is a Git LFS pointer, not the media itself; run `git lfs pull` where it came from")
+
+
+def _head(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(64)
+
+
+def reason(error: BaseException) -> str:
+    """FFmpeg's or the system's own words, without numbers and names of internals."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def picture_stream(container: av.container.InputContainer) -> av.VideoStream | None:
+    """The first stream of moving pictures, cover pictures passed over."""
+    for stream in container.streams.video:
+        disposition = getattr(stream.disposition, "value", stream.disposition)
+        if not int(disposition) & _ATTACHED_PICTURE and stream.codec_context is not None:
+            return stream
+    return None
+
+
+def sound_stream(container: av.container.InputContainer) -> av.AudioStream | None:
+    """The first stream of sound that this FFmpeg can decode."""
+    return next((stream for stream in container.streams.audio if stream.codec_context is not None), None)

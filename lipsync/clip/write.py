@@ -1,0 +1,228 @@
+"""Writing a clip as it is made: one encode, one file, and no file unless it is whole."""
+import contextlib
+import io
+import logging
+import os
+import queue
+import secrets
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+
+from ..errors import MediaError, ShapeError
+from .base import as_rate
+from .colour import Look, tag, to_yuv
+from .media import Media, reason
+from .sound import CopiedSound, EncodedSound, read_audio
+
+log = logging.getLogger(__name__)
+
+_FORMATS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska"}
+_IN_HARDWARE = ("h264_nvenc", "h264_videotoolbox", "h264_mf", "h264_amf", "h264_qsv")
+ENCODERS = ("libx264", *_IN_HARDWARE, "libopenh264", "mpeg4")  # best picture for its size first; hardware has to prove that it is there
+_WAITING_FRAMES = 4  # that encoding may lag behind before `write` waits
+
+
+class ClipWriter:
+    """Writes frames, and sound beside them, to `path` (.mp4, .m4v, .mov, .mkv) as H.264 4:2:0 and AAC.
+
+        with ClipWriter(path, width, height, clip.rate, audio=clip_audio, look=clip.look) as writer:
+            for frame in ...: writer.write(frame)
+
+    rate        frames a second, exact; frame k is shown at k/rate
+    audio       AUDIO {"waveform": [1,C,T], "sample_rate"}: AAC at its own rate and channels. A media file (path, BytesIO): its sound track
+                copied bit for bit where the container takes it, else encoded. As long as the pictures in the end: cut, and an AUDIO that
+                is shorter is filled up with silence. None: a silent film.
+    crf         quality, 0 (lossless) to 51; 18 is hard to tell from the source
+    look        colour tags and pixel shape of the source (`clip.look`); BT.709 by default
+    encoder     "auto" takes the first that works of ENCODERS; a name prefers that one
+
+    Until all is well the file has another name in the same folder; it appears under its own at the end of the `with`, and after an
+    error of any kind, Ctrl-C too, nothing is left and what was there before stays. Encoding runs in a thread of its own, a few
+    frames behind. Raises MediaError with the reason, from `write` or from the end of the `with`; ShapeError for a frame of another size.
+    """
+
+    def __init__(self, path, width: int, height: int, rate, audio=None, crf: float = 18, *,
+                 look: Look | None = None, encoder: str = "auto", preset: str = "medium"):
+        self.path = Path(path).absolute()
+        self.format = _FORMATS.get(self.path.suffix.lower())
+        if self.format is None:
+            raise MediaError(f"cannot write {self.path.name}: name it {', '.join(_FORMATS)}, not {self.path.suffix or 'without a suffix'}")
+        if min(width, height) < 1:
+            raise ShapeError(f"a clip of {width}x{height} pixels cannot be written")
+        self.width, self.height, self.rate = int(width), int(height), as_rate(rate)
+        self.frames_written = 0
+        self._audio = Media.of(audio) if isinstance(audio, (str, os.PathLike, io.BytesIO)) else audio
+        self._crf, self._preset, self._encoder, self._look = crf, preset, encoder, look or Look()
+        self._partial = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.part")
+        self._container = self._sound = self._error = None
+        self._abandoned = False
+        self._waiting: queue.Queue = queue.Queue(_WAITING_FRAMES)
+        self._thread = threading.Thread(target=self._work, name=f"encode {self.path.name}", daemon=True)
+
+    def __enter__(self) -> "ClipWriter":
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._partial.open("xb").close()  # the system's own words when the folder cannot be written
+            self._open()
+        except BaseException as error:
+            self._discard()
+            if isinstance(error, (av.FFmpegError, OSError, ValueError)) and not isinstance(error, ShapeError):
+                raise self._cannot(error) from error
+            raise
+        self._thread.start()
+        return self
+
+    def write(self, frame: np.ndarray) -> None:
+        """Append one frame, uint8 RGB [height, width, 3]; it is copied."""
+        if frame.dtype != np.uint8 or frame.shape != (self.height, self.width, 3):
+            raise ShapeError(f"this clip takes frames uint8 [{self.height}, {self.width}, 3], not {frame.dtype} {list(frame.shape)}")
+        self._raise_error()
+        odd = (self.height % 2, self.width % 2)
+        if any(odd):
+            frame = np.pad(frame, ((0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
+        self._waiting.put(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
+        self.frames_written += 1
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def close(self) -> None:
+        """Finish the file and give it its name. The `with` does it."""
+        try:
+            self._stop()
+            self._raise_error()
+            if not self.frames_written:
+                raise MediaError(f"cannot write {self.path}: it got no frames")
+            try:
+                os.replace(self._partial, self.path)
+            except OSError as error:
+                raise self._cannot(error) from error
+        except BaseException:
+            self._abandon()
+            raise
+        log.info("wrote %s: %d frames", self.path, self.frames_written)
+
+    def _cannot(self, error: BaseException) -> MediaError:
+        return MediaError(f"cannot write {self.path}: {reason(error)}")
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error if isinstance(self._error, MediaError) else self._cannot(self._error) from self._error
+
+    def _stop(self) -> None:
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            while self._thread.is_alive():
+                self._thread.join(0.1)  # in short waits: Ctrl-C comes through on Windows as well
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        self._stop()
+        self._discard()
+
+    def _discard(self) -> None:
+        with contextlib.suppress(av.FFmpegError, OSError):
+            self._close_files()
+        with contextlib.suppress(OSError):
+            self._partial.unlink(missing_ok=True)
+
+    def _close_files(self) -> None:
+        container, self._container = self._container, None
+        try:
+            if container is not None:
+                container.close()
+        finally:
+            if self._sound is not None:
+                self._sound.close()
+
+    def _open(self) -> None:
+        size = (self.width + self.width % 2, self.height + self.height % 2)
+        if size != (self.width, self.height):
+            log.warning("H.264 needs even sides: %s is written as %dx%d, the last row or column of %dx%d doubled",
+                        self.path.name, *size, self.width, self.height)
+        name = choose_encoder(self._encoder, *size, self.rate)
+        if not name.startswith(("libx264", "h264", "libopenh264")):
+            log.warning("this PyAV has no H.264 encoder: %s is written as %s", self.path.name, name)
+        movie = {"movflags": "+faststart"} if self.format != "matroska" else {}
+        self._container = av.open(str(self._partial), "w", format=self.format, options=movie)
+        self._stream = self._container.add_stream(name, rate=self.rate)
+        _set_up(self._stream, name, *size, self._crf, self._preset)
+        tag(self._stream.codec_context, self._look)
+        self._stream.codec_context.open()
+        self._convert = VideoReformatter()
+        if isinstance(self._audio, Media):
+            if CopiedSound.possible(self._audio, self.format):
+                self._sound = CopiedSound(self._container, self._audio)
+            else:
+                self._sound = EncodedSound(self._container, read_audio(self._audio))
+        elif self._audio is not None:
+            self._sound = EncodedSound(self._container, self._audio)
+
+    def _work(self) -> None:
+        """The encoding thread. After an error it only empties the queue, so that `write` never waits for nobody."""
+        count = 0
+        while (frame := self._waiting.get()) is not None:
+            if self._error is None and not self._abandoned:
+                try:
+                    self._encode(frame, count)
+                    count += 1
+                except Exception as error:
+                    self._error = error
+        if self._error is None and not self._abandoned:
+            try:
+                self._finish(count)
+            except Exception as error:
+                self._error = error
+
+    def _encode(self, frame: av.VideoFrame, count: int) -> None:
+        picture = to_yuv(self._convert, frame, self._look, "yuv420p")
+        picture.pts, picture.time_base = count, 1 / self.rate
+        self._mux_pictures(self._stream.encode(picture))
+        if self._sound is not None:
+            self._container.mux(self._sound.until((count + 1) / self.rate))
+
+    def _finish(self, count: int) -> None:
+        self._mux_pictures(self._stream.encode(None))
+        if self._sound is not None and count:
+            self._container.mux(self._sound.finish(count / self.rate))
+        self._close_files()
+
+    def _mux_pictures(self, packets) -> None:
+        for packet in packets:
+            packet.duration = packet.duration or round(1 / self.rate / packet.time_base)  # else the last frame has none
+            self._container.mux(packet)
+
+
+def choose_encoder(wanted: str, width: int, height: int, rate: Fraction) -> str:
+    """The encoder to use: `wanted` if it works here, else the first of ENCODERS that does. MediaError when none does."""
+    if wanted != "auto" and wanted not in ENCODERS:
+        raise MediaError(f"there is no encoder {wanted!r}: choose auto, {', '.join(ENCODERS)}")
+    for name in ([wanted] if wanted != "auto" else []) + list(ENCODERS):
+        try:
+            context = av.CodecContext.create(name, "w")
+            if name in _IN_HARDWARE:
+                context.width, context.height, context.pix_fmt = width, height, "yuv420p"
+                context.framerate, context.time_base = rate, 1 / rate
+                context.open()
+            return name
+        except (av.FFmpegError, ValueError, OSError) as error:
+            log.log(logging.WARNING if name == wanted else logging.DEBUG, "encoder %s does not work here: %s", name, reason(error))
+    raise MediaError(f"this PyAV ({av.__version__}) has no video encoder of {', '.join(ENCODERS)}: install PyAV from PyPI (pip install av)")
+
+
+def _set_up(stream: av.VideoStream, name: str, width: int, height: int, crf: float, preset: str) -> None:
+    stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+    if name == "libx264":
+        stream.codec_context.options = {"crf": f"{crf:g}", "preset": preset}
+    elif name == "h264_nvenc":
+        stream.codec_context.options = {"rc": "vbr", "cq": f"{crf:g}", "preset": "p5"}
+    else:  # by bits: 0.2 a pixel at crf 18, halved by every 6 more, as x264's scale goes
+        stream.bit_rate = int(0.2 * 2 ** ((18 - crf) / 6) * width * height * float(stream.codec_context.framerate))
