@@ -8,6 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .errors import ModelFileError
 
@@ -17,6 +18,19 @@ LFS_MARK = b"version https://git-lfs.github.com/spec/"
 ZIP_MARK = b"PK\x03\x04"
 HEADER_LIMIT = 100 << 20  # bytes; safetensors' own limit
 ITEM_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
+
+
+class Uninitialised(TorchFunctionMode):
+    """A context for making modules whose weights come from elsewhere: no random numbers are drawn, so the global generator stays as it
+    was, and tables are made on the CPU even under `torch.device("meta")`: there, both would import half of PyTorch's compiler (5 s)."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.arange:
+            kwargs = {"device": "cpu", **kwargs}
+        return func(*args, **kwargs)
 
 
 def read_checkpoint(path: str | Path, *, what: str, source: str) -> dict:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from .checkpoint import Uninitialised
 from .vae import CELL, SCALE
 from .whisper import TINY, WhisperEncoder
 
@@ -26,10 +27,12 @@ class Bundled:
         """The network, seeded; float32 on the CPU."""
         from .unet import LatentSyncUNet, UNetConfig
 
-        return seeded(LatentSyncUNet(UNetConfig(**self.sizes)), self.seed)
+        with Uninitialised():
+            return seeded(LatentSyncUNet(UNetConfig(**self.sizes)), self.seed)
 
     def load_whisper(self) -> WhisperEncoder:
-        return seeded(WhisperEncoder(**TINY), self.seed)
+        with Uninitialised():
+            return seeded(WhisperEncoder(**TINY), self.seed)
 
     def load_vae(self) -> "LinearVAE":
         return LinearVAE()

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from . import demo, folders
-from .checkpoint import read_checkpoint
+from .checkpoint import Uninitialised, read_checkpoint
 from .demo import DEMO
 from .download import DEFAULT_CHECKPOINT, download, source_of
 from .errors import ModelFileError
@@ -237,20 +236,8 @@ def _empty(config: "UNetConfig") -> "LatentSyncUNet":
     """The network without memory for its weights."""
     from .unet import LatentSyncUNet
 
-    with torch.device("meta"), _Uninitialised():
+    with torch.device("meta"), Uninitialised():
         return LatentSyncUNet(config)
-
-
-class _Uninitialised(TorchFunctionMode):
-    """No random numbers for weights that are about to be replaced, and tables made on the CPU: `uniform_` and `arange` on the meta device
-    import half of PyTorch's compiler, which takes 5 seconds."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.Tensor.uniform_, torch.Tensor.normal_):
-            return args[0]
-        if func is torch.arange:
-            return func(*args, **{"device": "cpu", **(kwargs or {})})
-        return func(*args, **(kwargs or {}))
 
 
 def _check_fit(state: dict[str, torch.Tensor], network: torch.nn.Module, path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .checkpoint import read_checkpoint
+from .checkpoint import Uninitialised, read_checkpoint
 from .errors import ModelFileError, ShapeError
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,8 @@ def load_encoder(path: str | Path) -> WhisperEncoder:
         raise ModelFileError(f"{path} is Whisper {name}, {width} wide, but LatentSync needs Whisper tiny, {STATE_WIDTH} wide: {SOURCE}.")
     if contents.get("dims", {}).get("n_vocab") == ENGLISH_ONLY_VOCABULARY:
         raise ModelFileError(f"{path} is the English-only Whisper tiny, but LatentSync was trained on the multilingual one: {SOURCE}.")
-    encoder = WhisperEncoder(**TINY)
+    with Uninitialised():
+        encoder = WhisperEncoder(**TINY)
     try:
         encoder.load_state_dict(state, strict=True)
     except RuntimeError as error:
