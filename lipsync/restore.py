@@ -179,6 +179,11 @@ def restore_images(track: FaceTrack, crops: Crops, *, progress: Progress = silen
     except RuntimeError as error:  # the allocator's own word
         gigabytes = np.prod(shape) * 4 / 1e9
         raise MediaError(f"{shape[0]} images {shape[2]}x{shape[1]} need {gigabytes:.1f} GB of memory: choose the video output") from error
-    for image, frame in zip(images, restored_frames(track, crops, progress), strict=True):
+    given = getattr(track.clip, "images", None)  # a clip made of an IMAGE: what is not redrawn stays as it was, in floats
+    for image, frame, source in zip(images, restored_frames(track, crops, progress), crops.timeline.source, strict=True):
         torch.div(torch.from_numpy(frame), 255, out=image)
+        if given is not None and given.is_floating_point():
+            original = given[int(source), ..., :3].to(image)
+            same = (original.clamp(0, 1) * 255).round() == torch.from_numpy(frame)
+            torch.where(same, original, image, out=image)
     return images

@@ -38,8 +38,8 @@ MESH_MARGIN = 1.5  # square around a face, in units of its longer side; MediaPip
 EYE_CORNERS = (33, 263)  # outer corners, picture left and right; their line is level in the crop
 LEFT_BROW, RIGHT_BROW = (70, 63, 105, 66, 107), (336, 296, 334, 293, 300)
 NOSE = (168, 197, 5, 4, 75, 97, 2, 326, 305)
-SETTLED = 0.1  # a crop whose face lies further off its middle (in units of its size) is taken again
-FOLLOW_PASSES = 3
+SETTLED = 0.15  # a crop that is further off the face it shows (shift in sides + log of size + radians of turn) is taken again
+PASSES = 4
 SURE = 0.5  # presence below which a followed face is lost
 
 
@@ -65,7 +65,7 @@ class MediaPipeDetector:
 
     def follow(self, frame: np.ndarray, face: Face) -> Face | None:
         """The face in the next frame, from where its mesh was: FaceMesh alone, 2 to 6 ms. None when it is not sure."""
-        found = self._meshed(frame, *_mesh_square(face.mesh), passes=FOLLOW_PASSES)
+        found = self._meshed(frame, *_mesh_square(face.mesh))
         return found if found is not None and found.score >= SURE else None
 
     def detect_near(self, frame: np.ndarray, face: Face, *, around: bool = True) -> list[Face]:
@@ -119,23 +119,22 @@ class MediaPipeDetector:
     def _landmarks(self, frame, row):
         box, score, (left, right) = row[:4], row[4], row[5:].reshape(2, 2)
         side = MESH_MARGIN * max(box[2] - box[0], box[3] - box[1])
-        face = self._meshed(frame, (box[:2] + box[2:]) / 2, side, _angle(left, right), passes=2)
+        face = self._meshed(frame, (box[:2] + box[2:]) / 2, side, _angle(left, right))
         return None if face is None else Face(face.box, min(float(score), face.score), face.points, face.mesh)
 
-    def _meshed(self, frame, centre, side, angle, passes):
+    def _meshed(self, frame, centre, side, angle):
         """FaceMesh in a turned square, and again around what it found until that lies in the middle. None when it left the frame."""
-        for remaining in reversed(range(passes)):
-            if side < 4 or not np.isfinite([*centre, side, angle]).all():
-                return None
+        for remaining in reversed(range(PASSES)):
             view, back = square_crop(frame, centre, side, angle, MESH)
             places, presence = forward(self._mesh.get(), cv2.dnn.blobFromImage(view, 1 / 255), ("conv2d_21", "conv2d_31"))
             mesh = places.reshape(-1, 3)[:, :2].astype(np.float64) @ back[:, :2].T + back[:, 2]
             presence = 1 / (1 + math.exp(-min(80.0, max(-80.0, presence.item()))))
-            found = centre, side
-            centre, side, angle = _mesh_square(mesh)
-            if remaining == 0 or presence < 0.1:
-                break
-            if passes > 2 and np.hypot(*(centre - found[0])) < SETTLED * side and 0.85 < side / found[1] < 1.18:
+            before, (centre, side, angle) = (centre, side, angle), _mesh_square(mesh)
+            if not side >= 1:  # collapsed, or NaN
+                return None
+            turned = abs(math.remainder(angle - before[2], math.tau))
+            moved = np.hypot(*(centre - before[0])) / side + abs(math.log(side / before[1])) + turned
+            if remaining == 0 or presence < 0.1 or moved < SETTLED:
                 break
         height, width = frame.shape[:2]
         if not (0 <= centre[0] < width and 0 <= centre[1] < height):
