@@ -1,0 +1,211 @@
+"""Downloads from a real server on the loopback address that behaves like Hugging Face, on good days and bad ones."""
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+from latentsync_rtx.lipsync import download as downloads
+from latentsync_rtx.lipsync import folders, weights
+from latentsync_rtx.lipsync.errors import DiskSpaceError, ModelFileError
+
+from .model_files import save_unet, save_whisper, unet_state
+
+CONTENTS = bytes(range(256)) * 12000  # 3 MB
+
+
+class Hub(ThreadingHTTPServer):
+    """Files by repository path. `breaks`: how many transfers end half-way. `requests`: (path, Range header) of every one for bytes."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.files, self.requests = {}, []
+        self.breaks, self.ranges, self.wrong_sum = 0, True, False
+
+    @property
+    def endpoint(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        hub, path = self.server, self.path
+        name = path.removeprefix("/bytes")
+        if name not in hub.files:
+            self._end(404)
+        elif path == name:  # as Hugging Face: what is known about the file, and where its bytes are
+            digest = "0" * 64 if hub.wrong_sum else hashlib.sha256(hub.files[name]).hexdigest()
+            headers = {"Location": f"{hub.endpoint}/bytes{name}", "X-Linked-ETag": f'"{digest}"', "X-Repo-Commit": "c0ffee"}
+            self._end(302, headers)
+        else:
+            self._bytes(hub, hub.files[name])
+
+    def _bytes(self, hub, contents):
+        wanted = self.headers.get("Range")
+        hub.requests.append((self.path, wanted))
+        start = int(re.match(r"bytes=(\d+)-$", wanted)[1]) if wanted and hub.ranges else 0
+        if start and start >= len(contents):
+            return self._end(416, {"Content-Range": f"bytes */{len(contents)}"})
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(contents) - 1}/{len(contents)}")
+        self.send_header("Content-Length", str(len(contents) - start))
+        self.end_headers()
+        if hub.breaks:
+            hub.breaks -= 1
+            self.wfile.write(contents[start : start + (len(contents) - start) // 2])
+            self.close_connection = True
+            self.connection.shutdown(2)
+        else:
+            self.wfile.write(contents[start:])
+
+    def _end(self, status, headers=None):
+        self.send_response(status)
+        for name, value in {"Content-Length": "0", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+REMOTE = downloads.Remote("someone/model", "sub/unet.pt", folders.KIND, "Model/unet.pt")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    with Hub() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        server.files["/someone/model/resolve/main/sub/unet.pt"] = CONTENTS
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
+    return tmp_path / "models"
+
+
+def test_a_file_arrives_whole_with_its_source_beside_it(hub, models):
+    calls = []
+    path = downloads.fetch(REMOTE, lambda done, total, *, stage="", preview=None: calls.append((done, total, stage)), endpoint=hub.endpoint)
+    assert path == models / "latentsync/Model/unet.pt" and path.read_bytes() == CONTENTS
+    assert calls[-1] == (len(CONTENTS), len(CONTENTS), "download unet.pt")
+    assert sorted(file.name for file in path.parent.iterdir()) == ["unet.pt", "unet.pt.source.json"]
+    assert json.loads((path.parent / "unet.pt.source.json").read_text())["revision"] == "c0ffee"
+    assert downloads.source_of(path) == "someone/model"
+    path.write_bytes(b"another")
+    assert downloads.source_of(path) is None
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub, models):  # F39
+    hub.breaks = 3
+    assert downloads.fetch(REMOTE, endpoint=hub.endpoint).read_bytes() == CONTENTS
+    starts = [int(wanted[6:-1]) if wanted else 0 for _, wanted in hub.requests]
+    assert len(starts) == 4 and starts == sorted(starts) and starts[1] >= len(CONTENTS) // 3
+
+
+def test_a_cancelled_download_leaves_a_partial_name_and_resumes(hub, models, monkeypatch):  # F39, F49
+    monkeypatch.setattr(downloads, "TELL_EVERY", 0.0)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, total, *, stage="", preview=None):
+        if done > len(CONTENTS) // 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        downloads.fetch(REMOTE, stop, endpoint=hub.endpoint)
+    assert [file.name for file in (models / "latentsync/Model").iterdir()] == ["unet.pt.part"]
+    assert weights.list_models()[0] == weights.DEMO  # a partial file is not a model
+    assert downloads.fetch(REMOTE, endpoint=hub.endpoint).read_bytes() == CONTENTS
+    assert int(hub.requests[-1][1][6:-1]) > len(CONTENTS) // 2
+
+
+def test_a_server_that_ignores_ranges_starts_over(hub, models):
+    hub.breaks, hub.ranges = 1, False
+    assert downloads.fetch(REMOTE, endpoint=hub.endpoint).read_bytes() == CONTENTS
+
+
+@pytest.mark.parametrize("left", [CONTENTS, CONTENTS + b"more"], ids=["whole", "too long"])
+def test_whatever_an_earlier_try_left_ends_in_the_right_file(hub, models, left):
+    part = models / "latentsync/Model/unet.pt.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(left)
+    assert downloads.fetch(REMOTE, endpoint=hub.endpoint).read_bytes() == CONTENTS
+    assert not part.exists()
+
+
+def test_a_part_of_another_file_is_noticed_and_removed(hub, models):
+    part = models / "latentsync/Model/unet.pt.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * 1000)
+    with pytest.raises(ModelFileError, match=r"SHA-256.*removed"):
+        downloads.fetch(REMOTE, endpoint=hub.endpoint)
+    assert list(part.parent.iterdir()) == []
+    assert downloads.fetch(REMOTE, endpoint=hub.endpoint).read_bytes() == CONTENTS
+
+
+def test_a_damaged_file_never_gets_its_name(hub, models):
+    hub.wrong_sum = True
+    with pytest.raises(ModelFileError, match="SHA-256"):
+        downloads.fetch(REMOTE, endpoint=hub.endpoint)
+    assert list((models / "latentsync/Model").iterdir()) == []
+
+
+def test_giving_up_keeps_what_came_and_says_what_to_do(hub, models):
+    hub.breaks = 1000
+    hub.files["/someone/model/resolve/main/sub/unet.pt"] = b"abc"  # of which half is one byte, then nothing more
+    with pytest.raises(ModelFileError, match=r"cannot download unet\.pt.*by hand from http.*someone/model.*to .*latentsync.Model.unet\.pt"):
+        downloads.fetch(REMOTE, endpoint=hub.endpoint)
+    assert [file.name for file in (models / "latentsync/Model").iterdir()] == ["unet.pt.part"]
+
+
+def test_no_such_file_and_no_server(hub, models):
+    with pytest.raises(ModelFileError, match="404"):
+        downloads.fetch(downloads.Remote("someone/model", "none.pt", folders.KIND, "none.pt"), endpoint=hub.endpoint)
+    hub.server_close()
+    with pytest.raises(ModelFileError, match=r"cannot download unet\.pt"):
+        downloads.fetch(REMOTE, endpoint=hub.endpoint)
+
+
+def test_a_disk_too_small_is_told_before_the_first_byte(hub, models, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DiskSpaceError):
+        downloads.fetch(REMOTE, endpoint=hub.endpoint)
+    assert not any(file.stat().st_size for file in (models / "latentsync/Model").iterdir())
+
+
+def test_download_fetches_what_is_missing_and_only_that(hub, models, tmp_path):  # F40
+    def serve(remote, path):
+        hub.files[f"/{remote.repo}/resolve/main/{remote.file}"] = path.read_bytes()
+
+    state = unet_state()
+    serve(downloads.CHECKPOINTS[downloads.DEFAULT_CHECKPOINT], save_unet(tmp_path / "served/unet.pt", state))
+    serve(downloads.WHISPER, save_whisper(tmp_path / "served/tiny.pt"))
+    hub.files[f"/{downloads.VAE.repo}/resolve/main/{downloads.VAE.file}"] = b"a vae"
+    assert weights.download(weights.DEMO, endpoint=hub.endpoint) == []
+    fetched = weights.download(endpoint=hub.endpoint)
+    names = ("latentsync/LatentSync-1.6/latentsync_unet.pt", "latentsync/whisper/tiny.pt", "vae/sd-vae-ft-mse.safetensors")
+    assert fetched == [models / name for name in names]
+    model = weights.find_model()
+    assert model.release == "1.6" and "download from ByteDance/LatentSync-1.6" in model.description
+    assert weights.list_models() == ["LatentSync-1.6/latentsync_unet.pt", weights.DEMO]
+    assert weights.find_vae() == fetched[2] and model.load_whisper().n_state == 384
+    asked = len(hub.requests)
+    assert weights.download(endpoint=hub.endpoint) == [] and len(hub.requests) == asked
+    fetched[0].unlink()
+    assert weights.download(endpoint=hub.endpoint) == fetched[:1]
+    with pytest.raises(ModelFileError, match="cannot be downloaded"):
+        weights.download("mine.pt", endpoint=hub.endpoint)
