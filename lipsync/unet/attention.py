@@ -2,10 +2,9 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import ops
+from .. import ops
 from .flow import Flow
 
 
@@ -38,10 +37,10 @@ class Attention(nn.Module):
         """The joined projections of x [..., source]: each [..., width]."""
         if self.fused is None:
             return tuple(getattr(self, name)(x) for name in self.joined)
-        return F.linear(x, self.fused).chunk(len(self.joined), dim=-1)
+        return ops.linear(x, self.fused).chunk(len(self.joined), dim=-1)
 
-    def output(self, x: Tensor) -> Tensor:
-        return self.to_out[0](x)
+    def output(self, x: Tensor, residual: Tensor) -> Tensor:
+        return ops.linear(x, self.to_out[0].weight, self.to_out[0].bias, residual=residual)
 
     def _apply(self, fn, recurse=True):
         self.fused = None
@@ -61,18 +60,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": nn.Linear(width, 8 * width)}), "2": nn.Linear(4 * width, width)})
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net["2"](ops.geglu(self.net["0"]["proj"](x)))
-
-
-class PointConv(nn.Conv2d):
-    """A 1x1 convolution, computed as the linear layer over the last dimension that it is."""
-
-    def __init__(self, in_channels: int, out_channels: int):
-        super().__init__(in_channels, out_channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.flatten(1), self.bias)
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        wide, narrow = self.net["0"]["proj"], self.net["2"]
+        return ops.linear(ops.geglu(x, wide.weight, wide.bias), narrow.weight, narrow.bias, residual=residual)
 
 
 class SpatialBlock(nn.Module):
@@ -88,15 +78,13 @@ class SpatialBlock(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, flow: Flow) -> Tensor:
         """x [N,P,C] -> the same; N grows to all pictures where silent and hearing ones still shared x."""
         query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1))
-        x = x + self.attn1.output(ops.attention(query, key, value, self.attn1.heads))
+        x = self.attn1.output(ops.attention(query, key, value, self.attn1.heads), residual=x)
         flow.check()
-        hearing = x if not flow.silent else x[-keys.shape[0] :]
-        query = self.attn2.to_q(ops.layer_norm(hearing, self.norm2))
-        hearing = hearing + self.attn2.output(ops.attention(query, keys, values, self.attn2.heads))
-        # Zero audio gives zero values, hence no more than the output's bias.
-        x = hearing if not flow.silent else torch.cat([x[: flow.silent] + self.attn2.to_out[0].bias, hearing])
+        hearing = x[-keys.shape[0] :] if flow.silent else x
+        query = ops.linear(ops.layer_norm(hearing, self.norm2), self.attn2.to_q.weight)
+        x = ops.hear(x, ops.attention(query, keys, values, self.attn2.heads), self.attn2.to_out[0], flow.silent)
         flow.check()
-        x = x + self.ff(ops.layer_norm(x, self.norm3))
+        x = self.ff(ops.layer_norm(x, self.norm3), residual=x)
         flow.check()
         return x
 
@@ -109,9 +97,9 @@ class SpatialTransformer(nn.Module):
     def __init__(self, width: int, heads: int, audio_width: int, groups: int):
         super().__init__()
         self.norm = nn.GroupNorm(groups, width, eps=1e-6)
-        self.proj_in = PointConv(width, width)
+        self.proj_in = nn.Conv2d(width, width, 1)
         self.transformer_blocks = nn.ModuleList([SpatialBlock(width, heads, audio_width)])
-        self.proj_out = PointConv(width, width)
+        self.proj_out = nn.Conv2d(width, width, 1)
 
     def listen(self, audio: Tensor) -> tuple[Tensor, ...]:
         """Keys and values [N, tokens, C] of audio tokens [N, tokens, audio_width]."""
@@ -119,9 +107,9 @@ class SpatialTransformer(nn.Module):
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         keys, values = flow.heard.keys[self.slot], flow.heard.values[self.slot]
-        tokens = self.proj_in(ops.group_norm(x, self.norm).permute(0, 2, 3, 1).flatten(1, 2))
-        tokens = self.proj_out(self.transformer_blocks[0](tokens, keys, values, flow))
-        return flow.widen(x) + tokens.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
+        tokens = ops.linear(ops.tokens(ops.group_norm(x, self.norm)), self.proj_in.weight.flatten(1), self.proj_in.bias)
+        tokens = self.transformer_blocks[0](tokens, keys, values, flow)
+        return ops.picture(ops.linear(tokens, self.proj_out.weight.flatten(1), self.proj_out.bias, residual=ops.tokens(x)), x)
 
 
 class PositionTable(nn.Module):
@@ -152,11 +140,10 @@ class TemporalBlock(nn.Module):
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         """x [rows, frames, P, C] -> the same."""
         for attention, norm in zip(self.attention_blocks, self.norms, strict=True):
-            position = attention.pos_encoder.pe[0, : flow.frames, None]
-            query, key, value = attention.project(ops.layer_norm(x, norm, add=position))
-            x = x + attention.output(ops.temporal_attention(query, key, value, attention.heads))
+            query, key, value = attention.project(ops.layer_norm(x, norm, table=attention.pos_encoder.pe[0, : flow.frames]))
+            x = attention.output(ops.temporal_attention(query, key, value, attention.heads), residual=x)
             flow.check()
-        x = x + self.ff(ops.layer_norm(x, self.ff_norm))
+        x = self.ff(ops.layer_norm(x, self.ff_norm), residual=x)
         flow.check()
         return x
 
@@ -172,9 +159,9 @@ class TemporalTransformer(nn.Module):
         self.proj_out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        tokens = self.proj_in(ops.group_norm(x, self.norm).permute(0, 2, 3, 1).flatten(1, 2).unflatten(0, (-1, flow.frames)))
-        tokens = self.proj_out(self.transformer_blocks[0](tokens, flow))
-        return x + tokens.flatten(0, 1).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
+        tokens = ops.linear(ops.tokens(ops.group_norm(x, self.norm)), self.proj_in.weight, self.proj_in.bias)
+        tokens = self.transformer_blocks[0](tokens.unflatten(0, (-1, flow.frames)), flow).flatten(0, 1)
+        return ops.picture(ops.linear(tokens, self.proj_out.weight, self.proj_out.bias, residual=ops.tokens(x)), x)
 
 
 class MotionModule(nn.Module):

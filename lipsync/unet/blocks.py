@@ -1,10 +1,9 @@
 """Resnets and the levels of the network. Pictures are [N,C,H,W] in channels-last memory, N = rows * frames."""
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import ops
-from .attention import MotionModule, PointConv, SpatialTransformer
+from .. import ops
+from .attention import MotionModule, SpatialTransformer
 from .config import UNetConfig
 from .flow import Flow
 
@@ -21,7 +20,7 @@ class Resnet(nn.Module):
         self.time_emb_proj = nn.Linear(time_width, out_channels)
         self.norm2 = nn.GroupNorm(groups, out_channels, eps=1e-5)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.conv_shortcut = PointConv(in_channels, out_channels) if in_channels != out_channels else None
+        self.conv_shortcut = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
 
     def shift(self, embedding: Tensor) -> Tensor:
         """What is added after the first convolution, [T, out_channels]. It depends on the timestep alone, so that bias is in it too."""
@@ -33,22 +32,45 @@ class Resnet(nn.Module):
         h = F.conv2d(h, self.conv1.weight, padding=1)
         flow.check()
         h = ops.group_norm(h, self.norm2, frames=flow.frames, shift=shift, silu=True)
-        h = self.conv2(h)
+        x = ops.convolved(h, self.conv2, x, self.conv_shortcut)
         flow.check()
-        if self.conv_shortcut is not None:
-            x = self.conv_shortcut(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return x + h
+        return x
 
 
-class Resize(nn.Module):
-    """The checkpoint's wrapper of the convolution that comes with a change of size."""
+class Shrink(nn.Module):
+    """Half the size, by a convolution. (The wrapper is the checkpoint's.)"""
 
-    def __init__(self, width: int, stride: int):
+    def __init__(self, width: int):
         super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, stride=stride, padding=1)
+        self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)
+
+
+class Enlarge(nn.Module):
+    """Twice the size, then a convolution. `fuse` prepares its weight for doing both at once; moving or replacing it undoes that."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.phases: Tensor | None = None
+        self.register_load_state_dict_post_hook(_forget_phases)
+
+    def fuse(self) -> None:
+        if self.conv.weight.is_cuda:  # elsewhere nothing would use it
+            self.phases = ops.phase_weight(self.conv.weight.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.enlarged(x, self.conv, self.phases)
+
+    def _apply(self, fn, recurse=True):
+        self.phases = None
+        return super()._apply(fn, recurse)
+
+
+def _forget_phases(enlarge: Enlarge, _) -> None:
+    enlarge.phases = None
 
 
 class Level(nn.Module):
@@ -70,7 +92,7 @@ class Level(nn.Module):
 class DownLevel(Level):
     def __init__(self, config: UNetConfig, inputs: list[int], width: int, spatial: bool, last: bool):
         super().__init__(config, inputs, width, spatial)
-        self.downsamplers = nn.ModuleList([] if last else [Resize(width, stride=2)])
+        self.downsamplers = nn.ModuleList([] if last else [Shrink(width)])
 
     def forward(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
         """Leaves a skip connection on `skips` after every stage and after halving the size."""
@@ -87,16 +109,16 @@ class DownLevel(Level):
 class UpLevel(Level):
     def __init__(self, config: UNetConfig, inputs: list[int], width: int, spatial: bool, last: bool):
         super().__init__(config, inputs, width, spatial)
-        self.upsamplers = nn.ModuleList([] if last else [Resize(width, stride=1)])
+        self.upsamplers = nn.ModuleList([] if last else [Enlarge(width)])
 
     def forward(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
         """Takes a skip connection from `skips` before every stage; doubles the size at the end."""
         for stage in self.stages():
-            x = torch.cat([x, flow.widen(skips.pop())], dim=1)
+            x = ops.joined(x, skips.pop())
             for layer in stage:
                 x = layer(x, flow)
         for upsampler in self.upsamplers:
-            x = upsampler(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+            x = upsampler(x)
         return x
 
 

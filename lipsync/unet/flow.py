@@ -2,7 +2,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -42,8 +41,3 @@ class Flow:
     def silent(self) -> int:
         """How many of the pictures, the leading ones, hear nothing."""
         return self.heard.silent * self.frames
-
-    def widen(self, x: Tensor) -> Tensor:
-        """x [N,...] repeated to all pictures: until the first cross-attention, silent and hearing rows share one computation."""
-        pictures = self.heard.rows * self.frames
-        return x if x.shape[0] == pictures else torch.cat([x] * (pictures // x.shape[0]))

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import ops
 from ..errors import ShapeError
-from . import ops
 from .attention import Attention, SpatialTransformer
-from .blocks import DownLevel, Middle, Resnet, UpLevel
+from .blocks import DownLevel, Enlarge, Middle, Resnet, UpLevel
 from .config import UNetConfig
 from .flow import Flow, Heard, unchecked
 
@@ -69,13 +69,13 @@ class LatentSyncUNet(nn.Module):
         for slot, transformer in enumerate(self._all(SpatialTransformer)):
             transformer.slot = slot
 
-    def _all(self, kind: type) -> list:
+    def _all(self, kind: type | tuple[type, ...]) -> list:
         return [module for module in self.modules() if isinstance(module, kind)]
 
     def fuse(self) -> None:
-        """Lay joined projections out for one matrix product each (see `Attention`). Call it after the last move to a device or dtype."""
-        for attention in self._all(Attention):
-            attention.fuse()
+        """Lay weights out for fewer and smaller products (see `Attention`, `Enlarge`). Call it after the last move to a device or dtype."""
+        for module in self._all((Attention, Enlarge)):
+            module.fuse()
 
     def embed(self, timesteps: Tensor) -> Tensor:
         """Timesteps [T] (0..999) -> [T, S]: what each resnet adds to its pictures, side by side."""

@@ -1,0 +1,172 @@
+"""The operations of the network and the VAE that are more than one library call: in plain PyTorch, and where that pays as Triton kernels.
+
+Pictures are [N,C,H,W] in `torch.channels_last` memory and tokens are [...,C], so going from one to the other is a change of view. Frames
+are folded into the batch: N = rows * frames, a row's frames together. Group statistics are taken in float32 whatever the dtype.
+
+The kernels run in half precision on CUDA, without gradients, and not while PyTorch compiles or exports the network: then the plain form is
+what it sees.
+"""
+import functools
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+log = logging.getLogger(__name__)
+
+FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+FEW = 64  # keys that fit into one tile of a kernel
+TILE = 16  # pictures must have a multiple of this many pixels for the kernels
+
+
+def group_norm(x: Tensor, norm: nn.GroupNorm, *, frames: int = 1, shift: Tensor | None = None, silu: bool = False) -> Tensor:
+    """Group norm of pictures [N,C,H,W] whose statistics are shared by each run of `frames` pictures (1: every picture by itself).
+
+    `shift` [N/frames or 1, C] is added first: the bias and time embedding that the convolution before left out. `silu` is applied last.
+    """
+    if (kernels := _kernels(x)) and x.shape[2] * x.shape[3] % TILE == 0:
+        return kernels.group_norm(x.contiguous(memory_format=torch.channels_last), norm, frames=frames, shift=shift, silu=silu)
+    grouped = x.unflatten(1, (norm.num_groups, -1)).unflatten(0, (-1, frames)).float()  # [rows, frames, groups, C/groups, H, W], a view
+    if shift is not None:
+        grouped = grouped + shift.float().view(-1, 1, norm.num_groups, grouped.shape[3], 1, 1)
+    variance, mean = torch.var_mean(grouped, dim=(1, 3, 4, 5), correction=0, keepdim=True)
+    scale = norm.weight.float().view(1, 1, norm.num_groups, -1, 1, 1) * torch.rsqrt(variance + norm.eps)
+    offset = norm.bias.float().view(1, 1, norm.num_groups, -1, 1, 1) - mean * scale
+    y = torch.addcmul(offset, grouped, scale)
+    return (F.silu(y) if silu else y).to(x.dtype).flatten(2, 3).flatten(0, 1)
+
+
+def layer_norm(x: Tensor, norm: nn.LayerNorm, *, table: Tensor | None = None) -> Tensor:
+    """Layer norm over the last dimension, then plus `table` [F,C], the positions of the frames, for x [rows,F,P,C]."""
+    if kernels := _kernels(x):
+        return kernels.layer_norm(x.contiguous(), norm, table)
+    y = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return y if table is None else y + table[:, None]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+    """x [...,K] times weight' [M,K], plus bias, plus `residual` [...,M], which is repeated where it has fewer pictures than x."""
+    if kernels := _kernels(x):
+        return kernels.linear(x, weight, bias, residual)
+    y = F.linear(x, weight, bias)
+    return y if residual is None else repeated(residual, len(y)) + y
+
+
+def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The linear layer [...,K] -> [...,2M], then its first half times the GELU (exact, by erf) of its second: [...,M]."""
+    if kernels := _kernels(x):
+        return kernels.geglu(x, weight, bias)
+    value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
+    return value * F.gelu(gate)
+
+
+def hear(x: Tensor, answer: Tensor, output: nn.Linear, silent: int) -> Tensor:
+    """Add the answers of a cross-attention to tokens x [N,P,C]. The first `silent` pictures hear zeros, hence no more than the output's
+    bias; x may hold the pictures of both kinds once. -> [silent + len(answer), P, C]"""
+    hearing = x[-len(answer) :] if silent else x
+    if not silent:
+        return linear(answer, output.weight, output.bias, residual=hearing)
+    if kernels := _kernels(x):
+        y = torch.empty(silent + len(answer), *x.shape[1:], dtype=x.dtype, device=x.device)
+        torch.add(x[:silent], output.bias, out=y[:silent])
+        kernels.linear(answer, output.weight, output.bias, hearing, out=y[silent:])
+        return y
+    return torch.cat([x[:silent] + output.bias, hearing + output(answer)])
+
+
+def convolved(x: Tensor, conv: nn.Conv2d, residual: Tensor, shortcut: nn.Conv2d | None = None) -> Tensor:
+    """conv(x) plus the residual, which goes through the 1x1 convolution `shortcut` where there is one."""
+    if kernels := _kernels(x):
+        y = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
+        if shortcut is None:
+            return kernels.add(residual, y, conv.bias)
+        return picture(linear(tokens(residual), shortcut.weight.flatten(1), shortcut.bias + conv.bias, residual=tokens(y)), x)
+    return conv(x) + (residual if shortcut is None else pointwise(residual, shortcut))
+
+
+def pointwise(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """A 1x1 convolution, as the linear layer over the channels that it is."""
+    return picture(linear(tokens(x), conv.weight.flatten(1), conv.bias), x)
+
+
+def enlarged(x: Tensor, conv: nn.Conv2d, phases: Tensor | None = None) -> Tensor:
+    """conv(x enlarged to twice its size, every pixel four times); conv is 3x3. `phases`: of its weight, see `phase_weight`.
+
+    With phases, nine products a pixel become four: of the three columns of pixels under the kernel, two always show the same pixel of x.
+    """
+    kernels = _kernels(x)
+    if kernels and phases is not None:
+        return kernels.interleave(F.conv2d(x, phases, padding=1), conv.bias)
+    return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+def phase_weight(weight: Tensor) -> Tensor:
+    """A 3x3 weight [M,C,3,3] for enlarged pictures -> [4M,C,2,2]: what the output's even and odd rows and columns see of the picture."""
+    w = weight.float()
+    rows = torch.stack([w[:, :, 0], w[:, :, 1] + w[:, :, 2], w[:, :, 0] + w[:, :, 1], w[:, :, 2]], 2).unflatten(2, (2, 2))  # [M,C,a,2,3]
+    both = torch.stack([rows[..., 0], rows[..., 1] + rows[..., 2], rows[..., 0] + rows[..., 1], rows[..., 2]], -1).unflatten(-1, (2, 2))
+    phases = both.permute(2, 4, 0, 1, 3, 5).flatten(0, 2)  # [M,C,a,2,b,2] -> [a,b,M,C,2,2]
+    return phases.to(weight.dtype).contiguous(memory_format=torch.channels_last)
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    """The channels of x and then of y, whose pictures are repeated where they are fewer."""
+    if kernels := _kernels(x):
+        return kernels.join(x, y)
+    return torch.cat([x, repeated(y, len(x))], dim=1)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Softmax attention within each picture: [N,P,C] queries over [N,S,C] keys and values -> [N,P,C]."""
+    kernels = _kernels(query)
+    if kernels and key.shape[1] <= FEW and query.is_contiguous() and key.stride() == value.stride():
+        return kernels.attend_few(query, key, value, heads)
+    query, key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))  # [N, heads, tokens, C/heads]
+    if kernels:
+        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+            return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Softmax attention of every pixel over its own frames: three [rows, frames, P, C] -> the same."""
+    if (kernels := _kernels(query)) and query.stride() == key.stride() == value.stride():
+        return kernels.temporal_attention(query, key, value, heads)
+    rows = query.shape[0]
+    # [rows*P, heads, F, C/heads]
+    query, key, value = (t.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1) for t in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).unflatten(0, (rows, -1)).permute(0, 3, 1, 2, 4).flatten(3)
+
+
+def tokens(x: Tensor) -> Tensor:
+    """Pictures [N,C,H,W] as [N,H*W,C]: a view of channels-last memory."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def picture(x: Tensor, like: Tensor) -> Tensor:
+    """Tokens [N,H*W,C] as pictures [N,C,H,W] of the height and width of `like`."""
+    return x.unflatten(1, like.shape[2:]).permute(0, 3, 1, 2)
+
+
+def repeated(x: Tensor, count: int) -> Tensor:
+    """x [N,...] repeated to `count` pictures."""
+    return x if len(x) == count else torch.cat([x] * (count // len(x)))
+
+
+def _kernels(x: Tensor):
+    """The module `kernels` where its functions can run on x."""
+    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    return _triton()
+
+
+@functools.cache
+def _triton():
+    try:
+        from . import kernels
+    except ImportError as error:
+        log.warning("Triton is missing (%s): the network runs, but slower.", error)
+        return None
+    return kernels
