@@ -1,0 +1,274 @@
+"""The denoising loop: latents of crops and audio tokens in, latents with the new mouth out, block by block.
+
+All blocks start from one frame of noise, repeated over the frames, and a block's result depends on nothing but its own frames: the same
+seed gives the same result however the work is cut between calls, back ends or nodes.
+"""
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import sampler as samplers
+from .errors import ShapeError
+from .mask import keep_mask, latent_keep_mask
+from .progress import Progress, silent
+from .runners import Runner, RunnerSpec
+from .timeline import plan_blocks
+from .vae import SCALE, encode
+
+BLOCK_FRAMES = 16  # the network was trained on runs of 16 frames
+LATENT, MASK, MASKED, REFERENCE = slice(0, 4), slice(4, 5), slice(5, 9), slice(9, 13)  # channels of the network's sample
+STAGE = "denoise"  # in progress reports
+CHECK_SECONDS = 0.2  # how often a listener is asked in the middle of a step
+
+
+class Block(NamedTuple):
+    """n frames that the network sees at once: scaled latents [n,4,h,w] of masked crops and of crops, audio tokens [n,50,384]."""
+
+    masked: Tensor
+    reference: Tensor
+    audio: Tensor
+
+
+def base_noise(seed: int, height: int, width: int) -> Tensor:
+    """The noise that every frame of a job starts from: float32 [4,height,width], the same on every machine."""
+    return torch.randn(4, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+class Reporter:
+    """Counts the steps of a job for a listener, and asks it in the middle of long ones whether to go on."""
+
+    def __init__(self, progress: Progress = silent, total: int = 0):
+        self.progress, self.done, self.total, self.last = progress, 0, total, 0.0
+        self.report()
+
+    def report(self) -> None:
+        self.last = time.monotonic()
+        self.progress(self.done, self.total, stage=STAGE)
+
+    def step(self) -> None:
+        self.done += 1
+        self.report()
+
+    def check(self) -> None:
+        if time.monotonic() - self.last > CHECK_SECONDS:
+            self.report()
+
+
+class BlockDenoiser:
+    """Denoises `lanes` blocks of up to `frames` frames at once, in buffers that last as long as it does.
+
+    A step evaluates the network, joins the halves of guidance, moves the latents and puts them into the network's input: all in place, and
+    one captured graph where the runner can do that and `capture` asks for it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        schedule: samplers.Schedule,
+        guidance: float,
+        *,
+        latent_keep: Tensor,
+        noise: Tensor,
+        frames: int = BLOCK_FRAMES,
+        capture: bool = True,
+    ):
+        """latent_keep [h,w] and noise [4,h,w] hold for every block. `frames` must be the runner's number where it has one."""
+        device, size = runner.spec.device, tuple(noise.shape[-2:])
+        self.frames, self.steps, self.guidance = frames, len(schedule), guidance
+        self.session = runner.open(schedule.timesteps, frames=frames, size=size, guided=guidance > 1)
+        self.session.sample[:, :, MASK] = latent_keep.to(self.session.sample)
+        self._noise = noise.to(device, torch.float32)[:, None]
+        self._latents = torch.zeros_like(self.session.sample[0, :, LATENT], dtype=torch.float32)  # [lanes,4,F,h,w]
+        self._memory = torch.zeros_like(self._latents) if schedule.remembers else None
+        self._table = schedule.table.to(device)
+        self._index = torch.zeros(1, dtype=torch.int64, device=device)  # of the step, kept on the device so that a graph holds it too
+        self._reporter = Reporter()
+        self._pace = _Pace(device)
+        self._step = self.session.capture(self._advance) if capture else self._advance
+
+    @torch.no_grad()
+    def run(self, blocks: Sequence[Block], reporter: Reporter | None = None) -> list[Tensor]:
+        """1 to `lanes` blocks of 1 to `frames` frames -> the scaled latents of each, float32 [n,4,h,w] on the runner's device.
+
+        A block with fewer frames than the buffers repeats its last frame, and is cropped after. What the reporter raises stops the block;
+        the next `run` starts afresh.
+        """
+        self._reporter = reporter or Reporter()
+        for lane in range(self.session.lanes):
+            self._fill(lane, blocks[min(lane, len(blocks) - 1)])
+        self.session.listen()
+        self._latents.copy_(self._noise)
+        self.session.sample[:, :, LATENT] = self._latents
+        if self._memory is not None:
+            self._memory.zero_()
+        self._index.zero_()
+        for _ in range(self.steps):
+            self._step()
+            self._pace.wait()
+            self._reporter.step()
+        return [self._latents[lane, :, : len(block.audio)].transpose(0, 1).clone() for lane, block in enumerate(blocks)]
+
+    def _fill(self, lane: int, block: Block) -> None:
+        frames = torch.arange(self.frames).clamp(max=len(block.audio) - 1)
+        for channels, latents in ((MASKED, block.masked), (REFERENCE, block.reference)):
+            self.session.sample[:, lane, channels] = latents[frames.to(latents.device)].transpose(0, 1).to(self.session.sample)
+        self.session.audio[lane] = block.audio[frames.to(block.audio.device)].to(self.session.audio)
+
+    def _advance(self) -> None:
+        noise = self.session.noise(self._index, self._reporter.check).float()
+        predicted = torch.lerp(noise[0], noise[1], self.guidance) if self.session.guided else noise[0]
+        samplers.apply(self._latents, predicted, self._memory, self._table.index_select(0, self._index)[0])
+        self.session.sample[:, :, LATENT] = self._latents
+        self._index.add_(1).remainder_(self.steps)
+
+
+class _Pace:
+    """Keeps at most two steps queued on a GPU: it never runs dry, and reports stay true to within a step."""
+
+    def __init__(self, device: torch.device):
+        self._events = [torch.cuda.Event(blocking=True) for _ in range(2)] if device.type == "cuda" else []
+
+    def wait(self) -> None:
+        if self._events:
+            self._events.reverse()
+            self._events[0].record()
+            self._events[1].synchronize()
+
+
+def denoise(
+    runner: Runner,
+    masked_latents: Tensor,
+    reference_latents: Tensor,
+    audio: Tensor,
+    latent_keep: Tensor,
+    base_noise: Tensor,
+    steps: int = 20,
+    guidance: float = 1.5,
+    sampler: str = "ddim",
+    *,
+    blocks: Sequence[np.ndarray] | None = None,
+    progress: Progress = silent,
+) -> Tensor:
+    """Denoise N frames: latents [N,4,h,w] in, latents [N,4,h,w] out, float32 on the device of `masked_latents`, all scaled by 0.18215.
+
+    masked_latents, reference_latents: of the crops with the redrawn part grey, and of the crops. audio: tokens [N,50,384].
+    latent_keep [h,w]: 1 keeps, 0 redraws. base_noise [4,h,w]: what every frame starts from. guidance above 1 doubles the work.
+    blocks: index arrays that together hold every frame once, each a run that the network sees at once; by default runs of 16 and a rest.
+    progress hears of every step. Raises ShapeError or LatentSyncError (steps, sampler) before any work.
+    """
+    count, size = len(audio), tuple(base_noise.shape[-2:])
+    plan = _consecutive(count, runner.spec.frames or BLOCK_FRAMES) if blocks is None else [np.asarray(block) for block in blocks]
+    _expect("base_noise", base_noise, (4, *size))
+    _expect("latent_keep", latent_keep, size)
+    _expect("audio", audio, (count, 50, 384))
+    _expect("masked_latents", masked_latents, (count, 4, *size))
+    _expect("reference_latents", reference_latents, (count, 4, *size))
+    if not np.array_equal(np.sort(np.concatenate([*plan, []])), np.arange(count)):
+        raise ShapeError(f"the blocks must hold each of the {count} frames exactly once.")
+
+    out = torch.empty((count, 4, *size), device=masked_latents.device)
+    job = _Job(runner, plan, latent_keep, base_noise, samplers.schedule(sampler, steps), guidance, progress)
+    for frames, latents in job.run(lambda frames: Block(masked_latents[frames], reference_latents[frames], audio[frames])):
+        out[frames] = latents.to(out.device)
+    return out
+
+
+@torch.no_grad()
+def denoise_clip(
+    runner: Runner,
+    vae,
+    track,
+    timeline,
+    features,
+    *,
+    steps: int = 20,
+    guidance: float = 1.5,
+    seed: int = 0,
+    sampler: str = "ddim",
+    posterior: str = "mode",
+    progress: Progress = silent,
+) -> Tensor:
+    """Redraw a face track to speech: UNSCALED latents float32 [M,4,r/8,r/8] on the CPU, one for each of `timeline.redrawn(track.found)`.
+
+    track: FaceTrack, timeline: Timeline, features: AudioFeatures, vae: see `vae.py`. One block of crops is in memory at a time; a block
+    never spans a gap, a cut or a jump in time. posterior "sample" draws in the reference's order: the base noise, then for each block the
+    masked crops' noise and the crops', all from `seed`. Raises what `denoise` and `encode` raise.
+    """
+    redrawn, side = timeline.redrawn(track.found), track.resolution // 8
+    device = runner.spec.device
+    keep = torch.from_numpy(keep_mask(track.resolution)).to(device)[..., None]
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(4, side, side, generator=generator)  # = base_noise(seed, side, side)
+    plan = plan_blocks(timeline, track.found, track.run_ids, size=runner.spec.frames or BLOCK_FRAMES)
+    latent_keep = torch.from_numpy(latent_keep_mask(track.resolution))
+    job = _Job(runner, plan, latent_keep, noise, samplers.schedule(sampler, steps), guidance, progress)
+
+    def load(positions: np.ndarray) -> Block:
+        frames = redrawn[positions]
+        crops = torch.from_numpy(track.crops.read(track.crop_row[timeline.source[frames]])).to(device).float() / 255
+        images = torch.cat([(crops - 0.5) * keep + 0.5, crops])  # what is redrawn is mid-grey
+        latents = []
+        for piece in images.split(1 if device.type == "cpu" else len(images)):  # on a CPU one crop takes long enough
+            job.reporter.check()
+            latents.append(encode(vae, piece, posterior=posterior, generator=generator))
+        return Block(*torch.cat(latents).chunk(2), features.tokens(frames, timeline.rate))
+
+    out = torch.empty(len(redrawn), 4, side, side)
+    for positions, latents in job.run(load):
+        out[positions] = latents.cpu() / SCALE
+    return out
+
+
+class _Job:
+    """All blocks of a clip, with the denoisers they need. Refuses on construction what the runner cannot take."""
+
+    def __init__(self, runner: Runner, plan, latent_keep: Tensor, noise: Tensor, schedule: samplers.Schedule, guidance: float, progress):
+        self.runner, self.schedule, self.guidance = runner, schedule, guidance
+        self.constants = {"latent_keep": latent_keep, "noise": noise}
+        for frames in {len(block) for block in plan}:
+            runner.spec.expect(frames, tuple(noise.shape[-2:]))
+        self.groups = _groups(plan, runner.spec, guided=guidance > 1)
+        self.reporter = Reporter(progress, len(self.groups) * len(schedule))
+
+    @torch.no_grad()
+    def run(self, load: Callable[[np.ndarray], Block]) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """(frames, their latents) of each block of the plan, in order."""
+        uses = Counter(self._frames(group) for group in self.groups)
+        lasting = {}  # denoisers by frame count: of those used more than once. A block of odd length, used once, is not worth a capture.
+        for group in self.groups:
+            frames = self._frames(group)
+            denoiser = lasting.get(frames) or BlockDenoiser(
+                self.runner, self.schedule, self.guidance, **self.constants, frames=frames, capture=uses[frames] > 1
+            )
+            if uses[frames] > 1:
+                lasting[frames] = denoiser
+            yield from zip(group, denoiser.run([load(block) for block in group], self.reporter), strict=True)
+
+    def _frames(self, group: list[np.ndarray]) -> int:
+        return self.runner.spec.frames or len(group[0])
+
+
+def _groups(plan: Sequence[np.ndarray], spec: RunnerSpec, guided: bool) -> list[list[np.ndarray]]:
+    """The plan's blocks by evaluation: as many as the runner takes at once, of one length where it does not pad them."""
+    groups, rest = [], list(plan)
+    while rest:
+        candidates = rest[: spec.lanes(guided)]
+        group = candidates if spec.frames else list(takewhile(lambda block, first=rest[0]: len(block) == len(first), candidates))
+        groups.append(group)
+        rest = rest[len(group) :]
+    return groups
+
+
+def _consecutive(count: int, size: int) -> list[np.ndarray]:
+    return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(f"{name} must be {list(shape)} here, not {list(tensor.shape)}.")

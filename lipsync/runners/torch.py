@@ -1,0 +1,113 @@
+"""The network in PyTorch, on any device that PyTorch has."""
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..unet import LatentSyncUNet
+from .base import Runner, RunnerSpec, Session, unchecked
+
+log = logging.getLogger(__name__)
+
+
+class TorchRunner(Runner):
+    """Runs a `LatentSyncUNet`, which it takes over: `load` moves it to the device and dtype, `unload` back to the CPU.
+
+    unet: the network, or a function that gives it; in that case `unload` forgets it, and `load` asks again.
+    device: None takes the GPU if there is one. dtype: None is float16 on a GPU, float32 elsewhere.
+    graph: let sessions capture their step in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        unet: LatentSyncUNet | Callable[[], LatentSyncUNet],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        graph: bool = True,
+    ):
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
+        self._loader = None if isinstance(unet, LatentSyncUNet) else unet
+        self._unet = None if self._loader else unet
+        self._loaded = False
+        self.graph = graph and device.type == "cuda"
+        self.spec = RunnerSpec("torch", device, dtype, max_frames=unet.config.max_frames if self._unet else RunnerSpec.max_frames)
+
+    @property
+    def unet(self) -> LatentSyncUNet:
+        """The loaded network."""
+        self.load()
+        return self._unet
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._unet.state_dict().values()) if self._loaded else 0
+
+    # Weights may have been made in inference mode or not; only in inference mode may both be moved.
+    @torch.inference_mode()
+    def load(self) -> None:
+        if self._loaded:
+            return
+        unet = self._unet or self._loader()
+        unet.eval().requires_grad_(False).to(self.spec.device, self.spec.dtype).to(memory_format=torch.channels_last)
+        unet.fuse()
+        self._unet, self._loaded = unet, True
+        log.debug("network loaded: %s, %s, %.2f GB", self.spec.text, self.spec.dtype, self.size_bytes / 1e9)
+
+    @torch.inference_mode()
+    def unload(self) -> None:
+        if not self._loaded:
+            return
+        self._loaded = False
+        if self._loader:
+            self._unet = None
+        else:
+            self._unet.to("cpu")
+        if self.spec.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def predict(self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
+        sample, audio = (tensor.to(self.spec.device, self.spec.dtype) for tensor in (sample, audio))
+        return self.unet(sample, timestep, audio, check=check)
+
+    def open(self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool) -> "TorchSession":
+        self.load()
+        return TorchSession(self, timesteps, frames=frames, size=size, guided=guided)
+
+
+class TorchSession(Session):
+    """One block. Time embeddings are computed once for all, the audio's keys and values once a block, the half without audio costs no
+    cross-attention, and both halves share what comes before the first one. On a GPU the whole step becomes one CUDA graph."""
+
+    def __init__(self, runner: TorchRunner, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool):
+        spec = runner.spec
+        spec.expect(frames, size)
+        self.runner, self.unet, self.guided, self.lanes = runner, runner.unet, guided, 1
+        # Channels last, as the network reads it.
+        self._sample = torch.zeros(1, frames, *size, 13, dtype=spec.dtype, device=spec.device).permute(0, 4, 1, 2, 3)
+        self.sample = self._sample[None]
+        self.audio = torch.zeros(1, frames, 50, 384, dtype=spec.dtype, device=spec.device)
+        self.shifts = self.unet.embed(timesteps.to(spec.device))
+        self.heard = self.unet.listen(self.audio, silent=int(guided))
+
+    def listen(self) -> None:
+        self.heard.copy_(self.unet.listen(self.audio, silent=int(self.guided)))
+
+    def noise(self, index: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
+        return self._split(self.unet.evaluate(self._sample, self.shifts.index_select(0, index), self.heard, check))
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        if not self.runner.graph:
+            return step
+        stream = torch.cuda.Stream(self.runner.spec.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
+                step()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph.replay
