@@ -63,7 +63,7 @@ class Clip(ABC):
         """The frames of `indices`, in that order: uint8 RGB [height, width, 3], contiguous, the caller's to keep.
 
         Ascending stretches are decoded once; descending ones (ping-pong) group by group, with a bounded number of frames kept in
-        memory and in a file in `folder` (the system's temporary folder by default). IndexError outside 0..frame_count-1.
+        memory and in a file in `folder` (ours for temporary files by default). IndexError outside 0..frame_count-1.
         """
 
     def frames(self, start: int = 0) -> Iterator[np.ndarray]:
@@ -77,6 +77,6 @@ class Clip(ABC):
         return array
 
 
-def count_frames(seconds: float, rate: Fraction) -> int:
-    """Frames of a constant rate that cover `seconds`, to the nearest, at least one."""
-    return max(1, math.floor(seconds * float(rate) + 0.5))
+def count_frames(seconds: Fraction | float, rate: Fraction) -> int:
+    """Frames of a constant rate that cover `seconds`, to the nearest (a half is one more), at least one."""
+    return max(1, math.floor(Fraction(seconds) * rate + Fraction(1, 2)))

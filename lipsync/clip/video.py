@@ -2,6 +2,7 @@
 when each is shown; `frames_at` then gives exactly the promised frames, whatever the decoder makes of a damaged file."""
 import contextlib
 import io
+import itertools
 import logging
 import os
 import struct
@@ -16,6 +17,7 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import VideoReformatter
 
+from ..folders import temp_dir
 from ..spool import Spool, free_space
 from .base import STANDARD_RATES, Clip, count_frames
 from .colour import look_of, to_rgb
@@ -75,10 +77,10 @@ class VideoClip(Clip):
         return first
 
     def _make_index(self, known: list[Fraction]) -> _Index:
-        stamps, keys, durations, ticks = [], [], {}, Fraction(1)
+        stamps, keys, durations = [], [], {}
         with self.media.open() as container:
             stream = picture_stream(container)
-            ticks = stream.time_base
+            ticks, reordered = stream.time_base, stream.codec_context.has_b_frames
             try:
                 for packet in container.demux(stream):
                     if packet.size == 0 or packet.is_discard:  # the end; or cut off by an edit list: the decoder drops it too
@@ -90,26 +92,34 @@ class VideoClip(Clip):
             except (av.FFmpegError, OSError) as error:
                 log.warning("%s is damaged after %d frames (%s): what follows is left out", self.name, len(stamps), reason(error))
         order = np.unique(np.array([stamp for stamp in stamps if stamp is not None], np.int64))
-        if len(order) < 0.9 * len(stamps) or np.diff(order).max(initial=0) * ticks > _BROKEN_CLOCK:
+        broken = len(order) < 0.9 * len(stamps) or np.diff(order).max(initial=0) * ticks > _BROKEN_CLOCK
+        if broken or (reordered and not self._in_order()):
             log.info("%s has no usable timestamps: its frames are counted", self.name)
             return _Index(np.arange(max(1, len(stamps))) / float(next(iter(known), 25)), None, np.zeros(1, np.int64), 0.0)
         ordinals = np.searchsorted(order, np.array([stamps[key] for key in keys if stamps[key] is not None], np.int64))
         last = durations[int(order[-1])]
         return _Index((order - order[0]) * float(ticks), order, np.unique(np.append(ordinals, 0)), float(last * ticks))
 
+    def _in_order(self) -> bool:
+        """Pictures come out of a decoder as they are shown. When their timestamps do not ascend, these are the order of storage (H.264 with
+        B-frames in AVI): no clock."""
+        with self.media.open() as container, contextlib.closing(_decoded(container, picture_stream(container))) as frames:
+            stamps = [frame.pts for frame in itertools.islice(frames, 24) if frame.pts is not None]
+        return stamps == sorted(stamps)
+
     def _present(self, rate: Fraction | None, known: list[Fraction]) -> None:
         """Sets rate and frame_count, and which picture each presented frame shows."""
         times = self._index.times
         steady = _steady_rate(times, known)
-        if steady is not None and rate in (None, steady):
-            self.rate, self.frame_count, self._shown = steady, len(times), np.arange(len(times))
-            return
         interval = float(np.median(np.diff(times))) if len(times) > 1 else 0.04
-        last = 1 / float(steady) if steady else self._index.last_duration or interval
-        self.rate = rate or _usual_rate(interval, times)
-        if steady is None:
-            log.info("%s has a variable frame rate: shown at %s frames a second by its timestamps", self.name, self.rate)
-        self.frame_count = count_frames(float(times[-1]) + last, self.rate)
+        self.rate = rate or steady or _usual_rate(interval, times)
+        if steady is not None:
+            ratio = steady / self.rate
+            self.frame_count = count_frames(len(times) / steady, self.rate)
+            self._shown = np.minimum(np.arange(self.frame_count) * ratio.numerator // ratio.denominator, len(times) - 1)
+            return
+        log.info("%s has a variable frame rate: shown at %s frames a second by its timestamps", self.name, self.rate)
+        self.frame_count = count_frames(float(times[-1]) + (self._index.last_duration or interval), self.rate)
         ticks = np.arange(self.frame_count) / float(self.rate) + min(_EPSILON, interval / 4)
         self._shown = np.maximum(np.searchsorted(times, ticks, side="right") - 1, 0)
 
@@ -126,6 +136,7 @@ class VideoClip(Clip):
     def _backwards(self, decoder: "_Decoder", convert, ordinals: np.ndarray, folder) -> Iterator[np.ndarray]:
         """Descending ordinals, a group of pictures at a time: decoded forwards into a spool, given backwards. Of a group that is larger
         than a spool may grow, the last part first: it is decoded again for each part."""
+        folder = folder or temp_dir()
         room = max(4, min(_SPILL_BYTES, free_space(folder) // 2) // (self.width * self.height * 3))
         while len(ordinals):
             key = self._index.keys[np.searchsorted(self._index.keys, ordinals[0], side="right") - 1]
