@@ -42,7 +42,7 @@ class LatentSyncRestore(io.ComfyNode):
         images = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
         if output != OUTPUTS[1]:
             path = Path(folders.temp_dir()) / f"latentsync-{uuid4().hex}.mp4"
-            video = InputImpl.VideoFromFile(str(restore.restore_clip(faces, crops, audio, path, crf=crf, progress=progress)))
+            video = InputImpl.VideoFromFile(str(restore.restore_clip(faces, crops, audio.audio, path, crf=crf, progress=progress)))
         if output != OUTPUTS[0]:
             images = restore.restore_images(faces, crops, progress=progress)
         return io.NodeOutput(video, images)
