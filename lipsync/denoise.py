@@ -83,10 +83,12 @@ class BlockDenoiser:
         self.frames, self.steps, self.guidance = frames, len(schedule), guidance
         self.session = runner.open(schedule.timesteps, frames=frames, size=size, guided=guidance > 1)
         self.session.sample[:, :, MASK] = latent_keep.to(self.session.sample)
-        self._noise = noise.to(device, torch.float32)[:, None]
+        self._start = noise.to(device, torch.float32)[:, None]
         self._latents = torch.zeros_like(self.session.sample[0, :, LATENT], dtype=torch.float32)  # [lanes,4,F,h,w]
+        self._noise = [torch.zeros_like(self._latents) for _ in range(2 if self.session.guided else 1)]
         self._memory = torch.zeros_like(self._latents) if schedule.remembers else None
         self._table = schedule.table.to(device)
+        self._row = self._table[:1].clone()
         self._index = torch.zeros(1, dtype=torch.int64, device=device)  # of the step, kept on the device so that a graph holds it too
         self._reporter = Reporter()
         self._pace = _Pace(device)
@@ -103,7 +105,7 @@ class BlockDenoiser:
         for lane in range(self.session.lanes):
             self._fill(lane, blocks[min(lane, len(blocks) - 1)])
         self.session.listen()
-        self._latents.copy_(self._noise)
+        self._latents.copy_(self._start)
         self.session.sample[:, :, LATENT] = self._latents
         if self._memory is not None:
             self._memory.zero_()
@@ -121,9 +123,12 @@ class BlockDenoiser:
         self.session.audio[lane] = block.audio[frames.to(block.audio.device)].to(self.session.audio)
 
     def _advance(self) -> None:
-        noise = self.session.noise(self._index, self._reporter.check).float()
-        predicted = torch.lerp(noise[0], noise[1], self.guidance) if self.session.guided else noise[0]
-        samplers.apply(self._latents, predicted, self._memory, self._table.index_select(0, self._index)[0])
+        for mine, theirs in zip(self._noise, self.session.noise(self._index, self._reporter.check), strict=True):
+            mine.copy_(theirs)
+        if self.session.guided:
+            self._noise[0].lerp_(self._noise[1], self.guidance)
+        torch.index_select(self._table, 0, self._index, out=self._row)
+        samplers.apply(self._latents, self._noise[0], self._memory, self._row[0])
         self.session.sample[:, :, LATENT] = self._latents
         self._index.add_(1).remainder_(self.steps)
 
@@ -132,12 +137,13 @@ class _Pace:
     """Keeps at most two steps queued on a GPU: it never runs dry, and reports stay true to within a step."""
 
     def __init__(self, device: torch.device):
+        self._device = device
         self._events = [torch.cuda.Event(blocking=True) for _ in range(2)] if device.type == "cuda" else []
 
     def wait(self) -> None:
         if self._events:
             self._events.reverse()
-            self._events[0].record()
+            self._events[0].record(torch.cuda.current_stream(self._device))
             self._events[1].synchronize()
 
 

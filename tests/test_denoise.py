@@ -18,7 +18,7 @@ from latentsync_rtx.tests.data.golden import recipe
 from safetensors.torch import load_file
 
 GOLDEN = Path(__file__).resolve().parent / "data" / "golden"
-TAIL = slice(32, 37)  # the reference's last block
+SOME = {20: slice(32, 37), 8: slice(16, 37), 4: slice(0, 37)}  # of the reference's blocks 0..15, 16..31, 32..36, by steps: for time
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,9 @@ def distance(a, b):
 
 @pytest.mark.parametrize(("steps", "guidance"), recipe.DENOISE_CASES)
 def test_agrees_with_the_reference(runner, golden, steps, guidance):
-    """37 frames: 16, 16, and a rest of 5 by itself. At 20 steps only the rest, for time."""
-    frames = TAIL if steps == 20 else slice(None)
-    result = denoise(runner, **inputs(frames), steps=steps, guidance=guidance)
-    expected = golden[f"ddim{steps}_g{guidance}"][frames]
+    """Blocks of 16, and a rest of 5 by itself."""
+    result = denoise(runner, **inputs(SOME[steps]), steps=steps, guidance=guidance)
+    expected = golden[f"ddim{steps}_g{guidance}"][SOME[steps]]
     assert result.dtype == torch.float32
     assert distance(result, expected) < 1e-5
 
@@ -239,6 +238,33 @@ def test_a_clip_is_denoised_in_runs_of_its_faces(runner, clip):
         steps=2,
         guidance=1.5,
         blocks=[np.arange(2), np.arange(2, 7)],
+    )
+    assert distance(result * 0.18215, expected) < 1e-5
+
+
+def test_the_reference_order_of_drawing(runner, clip):
+    """posterior "sample": one generator gives the base noise, then for each block the masked crops' noise, then the crops'."""
+
+    class DrawingVAE(AveragingVAE):
+        def moments(self, pixels):
+            return torch.cat([self.encode(pixels), torch.zeros(len(pixels), 4, 8, 8)], 1)
+
+    track, timeline = clip
+    timeline = dataclasses.replace(timeline, speaking=np.arange(10) < 2)  # one block of frames 0 and 1
+    result = denoise_clip(runner, DrawingVAE(), track, timeline, Features(), steps=2, seed=3, posterior="sample")
+    assert not torch.equal(result, denoise_clip(runner, DrawingVAE(), track, timeline, Features(), steps=2, seed=3))
+
+    generator = torch.Generator().manual_seed(3)
+    noise, masked_noise, crop_noise = (torch.randn(shape, generator=generator) for shape in ((4, 8, 8), (2, 4, 8, 8), (2, 4, 8, 8)))
+    pixels, keep = torch.from_numpy(track.crops.read([0, 1])).float() / 255, torch.from_numpy(mask.keep_mask(64))[..., None]
+    expected = denoise(
+        runner,
+        (AveragingVAE().encode((pixels - 0.5) * keep + 0.5) + masked_noise) * 0.18215,
+        (AveragingVAE().encode(pixels) + crop_noise) * 0.18215,
+        Features().tokens([0, 1], 25),
+        torch.from_numpy(mask.latent_keep_mask(64)),
+        noise,
+        steps=2,
     )
     assert distance(result * 0.18215, expected) < 1e-5
 

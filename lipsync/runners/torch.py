@@ -31,6 +31,7 @@ class TorchRunner(Runner):
         self._loader = None if isinstance(unet, LatentSyncUNet) else unet
         self._unet = None if self._loader else unet
         self._loaded = False
+        self.pool = None
         self.graph = graph and device.type == "cuda"
         self.spec = RunnerSpec("torch", device, dtype, max_frames=unet.config.max_frames if self._unet else RunnerSpec.max_frames)
 
@@ -53,6 +54,7 @@ class TorchRunner(Runner):
         unet.eval().requires_grad_(False).to(self.spec.device, self.spec.dtype).to(memory_format=torch.channels_last)
         unet.fuse()
         self._unet, self._loaded = unet, True
+        self.pool = torch.cuda.graph_pool_handle() if self.graph else None  # graphs run one after another: they share their memory
         log.debug("network loaded: %s, %s, %.2f GB", self.spec.text, self.spec.dtype, self.size_bytes / 1e9)
 
     @torch.inference_mode()
@@ -101,13 +103,13 @@ class TorchSession(Session):
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if not self.runner.graph:
             return step
-        stream = torch.cuda.Stream(self.runner.spec.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-            for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
+        with torch.cuda.device(self.runner.spec.device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
+                    step()
+            with torch.cuda.graph(graph, pool=self.runner.pool, stream=stream):
                 step()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.current_stream().wait_stream(stream)
         return graph.replay
