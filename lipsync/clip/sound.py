@@ -188,6 +188,7 @@ class CopiedSound:
         self._shift = round(start / self._ticks)
         self._codec = stream.codec_context.name
         self._last_dts = None
+        self._usual = 0  # duration of the packet before, in ticks
         self._packets = self._moved(self._source.demux(stream))
         self._next = next(self._packets, None)
 
@@ -205,7 +206,7 @@ class CopiedSound:
 
     def until(self, seconds: Fraction) -> Iterator[av.Packet]:
         """The packets that end by `seconds`."""
-        while self._next is not None and (self._next.pts + (self._next.duration or 0)) * self._ticks <= seconds:
+        while self._next is not None and (self._next.pts + (self._next.duration or self._usual)) * self._ticks <= seconds:
             yield self._take()
 
     def finish(self, seconds: Fraction) -> Iterator[av.Packet]:
@@ -217,6 +218,9 @@ class CopiedSound:
 
     def _take(self) -> av.Packet:
         packet, self._next = self._next, next(self._packets, None)
+        if not packet.duration:  # Matroska leaves them out; MP4 needs the last one
+            packet.duration = max(1, self._next.pts - packet.pts) if self._next is not None else self._usual
+        self._usual = packet.duration
         packet.stream = self.stream
         return packet
 
