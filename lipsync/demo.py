@@ -1,4 +1,5 @@
 """Models that come with the pack, for trying the graph without a download. Only their name gets them: they never stand in for a file."""
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,46 +12,33 @@ from .whisper import TINY, WhisperEncoder
 
 @dataclass(frozen=True)
 class Bundled:
-    """name: as the user chooses it. description: one honest sentence. sizes: of `UNetConfig`. resolution: px. seed: of the weights."""
+    """name: as the user chooses it. description: one honest sentence. sizes: of its `UNetConfig`. resolution: of its crops in px.
+    fingerprint: of its weights; change it with them, results are cached by it. The rest make its parts, float32 on the CPU."""
 
     name: str
     description: str
     sizes: dict
     resolution: int
-    seed: int
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.name} 1"  # raise the number when the weights change: results are cached by it
-
-    def load_unet(self):
-        """The network, seeded; float32 on the CPU."""
-        from .unet import LatentSyncUNet, UNetConfig
-
-        with Uninitialised():
-            return seeded(LatentSyncUNet(UNetConfig(**self.sizes)), self.seed)
-
-    def load_whisper(self) -> WhisperEncoder:
-        with Uninitialised():
-            return seeded(WhisperEncoder(**TINY), self.seed)
-
-    def load_vae(self) -> "LinearVAE":
-        return LinearVAE()
+    fingerprint: str
+    load_unet: Callable
+    load_whisper: Callable
+    load_vae: Callable
 
 
-DEMO = "demo (tiny, random weights)"
-BUNDLED = {
-    model.name: model
-    for model in (
-        Bundled(
-            DEMO,
-            "Demo: a tiny network with random weights, for trying the graph. It paints noise where the mouth is; it does not lip-sync.",
-            dict(block_out_channels=(32, 32, 64, 64)),
-            resolution=256,
-            seed=16,
-        ),
-    )
-}
+SIZES = dict(block_out_channels=(32, 32, 64, 64))
+SEED = 16
+
+
+def random_unet():
+    from .unet import LatentSyncUNet, UNetConfig
+
+    with Uninitialised():
+        return seeded(LatentSyncUNet(UNetConfig(**SIZES)), SEED)
+
+
+def random_whisper() -> WhisperEncoder:
+    with Uninitialised():
+        return seeded(WhisperEncoder(**TINY), SEED)
 
 
 def seeded(module: torch.nn.Module, seed: int) -> torch.nn.Module:
@@ -86,3 +74,21 @@ class LinearVAE:
         rows = (torch.arange(size[0], device=latents.device) % CELL + 0.5) / CELL
         detail = smooth[:, 3:] * (0.5 - rows)[:, None]
         return ((smooth[:, :3] + detail) / 2 + 0.5).clamp(0, 1).movedim(1, -1)
+
+
+DEMO = "demo (tiny, random weights)"
+BUNDLED = {
+    model.name: model
+    for model in (
+        Bundled(
+            name=DEMO,
+            description="Demo: a tiny network with random weights, for trying the graph. It paints noise over the mouth; it does not lip-sync.",
+            sizes=SIZES,
+            resolution=256,
+            fingerprint="demo-random-1",
+            load_unet=random_unet,
+            load_whisper=random_whisper,
+            load_vae=LinearVAE,
+        ),
+    )
+}

@@ -71,7 +71,7 @@ def decode(vae, latents: torch.Tensor, *, first: int = 0) -> torch.Tensor:
     if tuple(images.shape) != wanted:
         raise ShapeError(f"this VAE decodes {list(latents.shape)} to {list(images.shape)}, not {list(wanted)}: {RIGHT_VAE}.")
     _refuse(~torch.isfinite(images).flatten(1).all(1), first, "crops {} decode to NaN or infinity: " + _precision(vae))
-    _refuse(_flat(images) & ~_flat(latents).to(images.device), first, "crops {} decode to one flat colour: " + _precision(vae))
+    _refuse(_flat(images).cpu() & ~_flat(latents).cpu(), first, "crops {} decode to one flat colour: " + _precision(vae))
     return images.float() * 2 - 1
 
 

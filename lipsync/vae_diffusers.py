@@ -21,7 +21,7 @@ OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "
 
 
 class DiffusersVAE:
-    """encode: pixels [N,H,W,3] in 0..1 -> unscaled latents [N,4,H/8,W/8], the posterior's mode. decode: back. float32 on the CPU.
+    """encode: pixels [N,H,W,3] in 0..1 -> unscaled latents [N,4,H/8,W/8], the posterior's mode. decode: back. float32, on its device.
 
     model: a diffusers AutoencoderKL, on its device and in its dtype. batch: pictures at a time, which bounds the memory (decoding one
     of 512 px takes about 1 GB in float16).
@@ -66,7 +66,7 @@ class DiffusersVAE:
 
     @torch.no_grad()
     def moments(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Mean and log variance that the encoder predicts: float32 [N,8,H/8,W/8] on the CPU."""
+        """Mean and log variance that the encoder predicts: float32 [N,8,H/8,W/8]."""
         return torch.cat([self._encoded(part) for part in pixels.movedim(-1, 1).split(self.batch)])
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -74,11 +74,11 @@ class DiffusersVAE:
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        parts = [self.model.decode(part.to(self.model.device, self.dtype)).sample.float().cpu() for part in latents.split(self.batch)]
+        parts = [self.model.decode(part.to(self.model.device, self.dtype)).sample.float() for part in latents.split(self.batch)]
         return (torch.cat(parts) / 2 + 0.5).clamp_(0, 1).movedim(1, -1)
 
     def _encoded(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.model.encode((pixels * 2 - 1).to(self.model.device, self.dtype)).latent_dist.parameters.float().cpu()
+        return self.model.encode((pixels * 2 - 1).to(self.model.device, self.dtype)).latent_dist.parameters.float()
 
 
 def _in_diffusers_layout(state: dict, path: Path) -> dict:

@@ -223,13 +223,15 @@ def _config(state: dict[str, torch.Tensor], path: Path) -> "UNetConfig":
     """The sizes, read off the tensors: full models and small trained ones load alike."""
     from .unet import UNetConfig
 
-    widths = []
+    widths, resnets = [], 0
     while (key := f"down_blocks.{len(widths)}.resnets.0.conv1.weight") in state:
         widths.append(state[key].shape[0])
+    while f"down_blocks.0.resnets.{resnets}.conv1.weight" in state:
+        resnets += 1
     channels, wanted = state["conv_in.weight"].shape[1], UNetConfig().in_channels
     if channels != wanted or not widths:
         raise ModelFileError(f"{path} is another model: it takes {channels} channels, LatentSync's network {wanted}. {SOURCE}.")
-    return UNetConfig(block_out_channels=tuple(widths))
+    return UNetConfig(block_out_channels=tuple(widths), layers_per_block=resnets)
 
 
 def _empty(config: "UNetConfig") -> "LatentSyncUNet":

@@ -6,10 +6,10 @@ from latentsync_rtx.lipsync.whisper import TINY, WhisperEncoder
 SMALL = (32, 32, 64, 64)
 
 
-def unet_state(seed=0, widths=SMALL):
+def unet_state(seed=0, widths=SMALL, **sizes):
     """State dict of a small network, random in every tensor."""
     generator = torch.Generator().manual_seed(seed)
-    state = LatentSyncUNet(UNetConfig(block_out_channels=widths)).state_dict()
+    state = LatentSyncUNet(UNetConfig(block_out_channels=widths, **sizes)).state_dict()
     return {name: torch.randn(value.shape, generator=generator) * 0.1 for name, value in state.items()}
 
 

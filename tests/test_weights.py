@@ -254,3 +254,9 @@ def test_the_demo_is_the_same_every_time_and_every_part_works(models):
     assert features.tokens(range(12), 25).shape == (12, 50, 384)
     assert torch.isfinite(features.states).all() and features.states.std() > 0.1
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_small_networks_of_other_sizes_are_read_off_their_tensors(models):
+    save_unet(models / "latentsync/a.pt", unet_state(widths=(32, 64, 64, 96), layers_per_block=1))
+    config = weights.find_model("a.pt").config
+    assert (config.block_out_channels, config.layers_per_block) == ((32, 64, 64, 96), 1)
