@@ -13,7 +13,7 @@ import torch
 from .ahead import ahead, in_order
 from .crops import Crops
 from .errors import MediaError, ShapeError
-from .face.align import face_size, frame_region, shifted
+from .face.align import face_size, frame_region, inverse, shifted
 from .face.track import FaceTrack
 from .progress import Progress, silent
 
@@ -82,9 +82,8 @@ def soft_matte(lookup: np.ndarray, size: tuple[int, int], region: tuple[int, int
     few pixels where the blur is wide.
     Outside the region counts as in OpenCV: it never erodes, and the blur sees a mirror.
     """
-    edge = _area(lookup, size, region, 0) ** 0.5 / EDGE_SHARE
-    step = max(1, int(edge / FINE_EDGE))
-    edge = int(_area(lookup, size, region, step) ** 0.5) // EDGE_SHARE
+    edge = int(_area(lookup, size, region) ** 0.5) // EDGE_SHARE
+    step = max(1, edge // FINE_EDGE)
     if edge == 0:
         return _eroded(lookup, size, region, 0, 1)
     matte = _eroded(lookup, size, region, edge, step)
@@ -95,11 +94,19 @@ def soft_matte(lookup: np.ndarray, size: tuple[int, int], region: tuple[int, int
     return np.clip(matte[:region[1], :region[0]], 0, 1)
 
 
-def _area(lookup, size, region, step):
-    """Frame pixels under the face after the 2 x 2 erosion; step 0: a quick estimate. Not in fp16, which overflows above 256 x 256."""
-    if step:
-        return _eroded(lookup, size, region, 0, step).sum(dtype=np.float64) * step * step
-    return size[0] * size[1] / abs(np.linalg.det(lookup[:, :2]))
+def _area(lookup, size, region):
+    """Pixels of the region under the face after the 2 x 2 erosion. (Summed in fp16, as in the reference, it overflows above 256 x 256.)"""
+    spans = []
+    for (a, b, _), length in zip(lookup, size, strict=True):  # where the ramps of `_eroded` pass one half
+        spans.append((max(a, 0) + max(b, 0) - 0.5, length - 0.5 - max(-a, 0) - max(-b, 0)))
+    (left, right), (top, bottom) = spans
+    if right <= left or bottom <= top:
+        return 0.0
+    corners = np.array([[left, right, right, left], [top, top, bottom, bottom], [1, 1, 1, 1]])
+    face = (inverse(lookup) @ corners).T.astype(np.float32)
+    w, h = region[0] - 0.5, region[1] - 0.5
+    frame = np.array([[-0.5, -0.5], [w, -0.5], [w, h], [-0.5, h]], np.float32)
+    return float(cv2.intersectConvexConvex(face, frame)[0])
 
 
 def _eroded(lookup, size, region, edge, step):
@@ -136,7 +143,7 @@ def restored_frames(track: FaceTrack, crops: Crops, progress: Progress = silent)
         rows = iter(_rows(crops))
         spoken = np.zeros(len(plan), bool)
         spoken[redrawn] = True
-        for frame, source, speaks in zip(track.clip.frames_at(plan.source), plan.source, spoken, strict=True):
+        for frame, source, speaks in zip(track.clip.frames_at(plan.source, crops.images.folder), plan.source, spoken, strict=True):
             yield frame, next(rows) if speaks else None, track.matrices[source]
 
     def one(item):
@@ -165,6 +172,7 @@ def restore_clip(
     from .clip import ClipWriter
 
     clip, path = track.clip, Path(path)
+    encoding = {"look": clip.look, **encoding}
     with ClipWriter(path, clip.width, clip.height, crops.timeline.rate, audio=audio, crf=crf, **encoding) as writer:
         for frame in restored_frames(track, crops, progress):
             writer.write(frame)

@@ -13,7 +13,7 @@ from .identity import CONTINUES, RESEMBLES, alike, choose, most_alike, nearest, 
 
 THUMB = (64, 36)  # px, what cuts are seen on
 CUT_SURE, CUT_LIKELY = 60.0, 15.0  # mean change in grey levels: a cut; a cut if the colours changed too and the shot was calmer before
-CUT_COLOURS = 0.35  # share of the pixels whose colour is new
+CUT_COLOURS = 0.2  # share of the pixels whose colour is new: cuts to other places have 0.6 and more, to another view of one 0.2, motion 0.1
 CUT_JUMP = 3.0  # times the usual change of this shot
 SAME_PLACE = 0.3  # IoU of the mesh and a fresh find
 UNCONFIRMED = 2  # looks without a find after which a followed face is taken for lost

@@ -30,7 +30,7 @@ ZOOM = 2.5  # most between two window sizes: with half overlap, a face that smal
 NEAR_SIDE = 3.3  # side of a window that looks at one face again, in units of its size
 AROUND = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # in half windows
 FLAT = 3.0  # standard deviation in grey levels below which a view holds nothing
-MOST_FACES = 12
+MOST_FACES, DOUBTFUL = 12, 2  # finds whose landmarks are looked for, above and below SURE
 QUICK_WINDOWS = 12  # a quick search leaves window sizes that need more than this alone
 
 MESH = 192  # px, FaceMesh's input
@@ -40,7 +40,7 @@ LEFT_BROW, RIGHT_BROW = (70, 63, 105, 66, 107), (336, 296, 334, 293, 300)
 NOSE = (168, 197, 5, 4, 75, 97, 2, 326, 305)
 SETTLED = 0.15  # a crop that is further off the face it shows (shift in sides + log of size + radians of turn) is taken again
 PASSES = 4
-SURE = 0.5  # presence below which a followed face is lost
+SURE = 0.5  # a score of BlazeFace or FaceMesh below this is doubtful; a followed face is lost there
 
 
 class MediaPipeDetector:
@@ -90,7 +90,8 @@ class MediaPipeDetector:
         finds = np.concatenate(list(self._pool.map(partial(self._look, frame), parts)))
         if not len(finds):
             return []
-        kept = finds[best_boxes(finds[:, :4], finds[:, 4], OVERLAP)][:MOST_FACES]
+        kept = finds[best_boxes(finds[:, :4], finds[:, 4], OVERLAP)]
+        kept = np.concatenate([kept[kept[:, 4] >= SURE][:MOST_FACES], kept[kept[:, 4] < SURE][:DOUBTFUL]])
         return _distinct([face for face in self._pool.map(partial(self._landmarks, frame), kept) if face is not None])
 
     def _look(self, frame, windows):

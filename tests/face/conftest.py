@@ -28,8 +28,7 @@ def detector(face_models):
 class Stage:
     """Paints frames: a smooth backdrop with heads where asked for.
 
-    `anna` is scikit-image's astronaut (NASA, public domain), `bea` the same picture mirrored, tinted and with other hair: to a detector a
-    face like any
+    `anna` is scikit-image's astronaut (NASA, public domain), `bea` the same picture mirrored and tinted: to a detector a face like any
     other, to the eye another person.
     """
 

@@ -1,10 +1,8 @@
 """InsightFace's pre- and post-processing, end to end, on stand-in networks with the published ones' inputs and outputs.
 
 The weights are not free, so these networks are made here: the "detector" finds red squares (its score is the redness of an anchor's cell,
-its distances are
-fixed), the "landmarks" are the centres of what is red, green and blue in the crop. Where they say a face is follows from the painted
-picture, so letterbox,
-colour order, anchors, distances, crop and the way back into the frame are all seen.
+its distances are fixed), the "landmarks" are the centres of what is red, green and blue in the crop. Where they say a face is follows from
+the painted picture, so letterbox, colour order, anchors, distances, crop and the way back into the frame are all seen.
 """
 import cv2
 import numpy as np
