@@ -82,7 +82,7 @@ BUNDLED = {
     for model in (
         Bundled(
             name=DEMO,
-            description="Demo: a tiny network with random weights, for trying the graph. It paints noise over the mouth; it does not lip-sync.",
+            description="Demo: a tiny network with random weights, for trying the graph. It paints noise; it does not lip-sync.",
             sizes=SIZES,
             resolution=256,
             fingerprint="demo-random-1",
