@@ -128,6 +128,7 @@ class Spool:
         Indices run from 0; IndexError for any other, -1 too: a track uses -1 for "no such row"."""
         if isinstance(rows, (int, np.integer)):
             return self.read([rows])[0]
+        self._require_open()
         indices = np.arange(self._count)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64).reshape(-1)
         if len(indices) and not 0 <= indices.min() <= indices.max() < self._count:
             raise IndexError(f"rows {indices.min()}..{indices.max()} of a spool of {self._count}")

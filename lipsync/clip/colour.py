@@ -13,6 +13,8 @@ UNSPECIFIED = 2
 BT709 = 1
 _LIMITED, _FULL = 1, 2  # AVColorRange
 _SWSCALE_601 = 5
+_QUICK = 2  # SWS_BILINEAR, and swscale's quick path: 3 ms for 1080p, one level dark; what ComfyUI's own nodes read, to the bit
+_EXACT = 2 | 0x40000 | 0x4000  # with SWS_ACCURATE_RND and SWS_FULL_CHR_H_INP: writing adds no error of its own
 _SWSCALE = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9, 10: 9}  # H.273 matrix -> SWS_CS_*; others are read as BT.601, as FFmpeg and ComfyUI do
 
 
@@ -47,7 +49,7 @@ def to_rgb(reformatter, frame: av.VideoFrame, width: int, height: int) -> np.nda
     rgb = reformatter.reformat(
         frame, width, height, "rgb24",
         src_colorspace=_SWSCALE.get(int(frame.colorspace), _SWSCALE_601), dst_colorspace=_SWSCALE_601,
-        src_color_range=_FULL if full else _LIMITED, dst_color_range=_LIMITED,
+        src_color_range=_FULL if full else _LIMITED, dst_color_range=_LIMITED, interpolation=_QUICK,
     )
     return rgb.to_ndarray()
 
@@ -57,7 +59,7 @@ def to_yuv(reformatter, frame: av.VideoFrame, look: Look, pixel_format: str) -> 
     yuv = reformatter.reformat(
         frame, frame.width, frame.height, pixel_format,
         src_colorspace=_SWSCALE_601, dst_colorspace=_SWSCALE.get(look.matrix, _SWSCALE_601),
-        src_color_range=_FULL, dst_color_range=_LIMITED,
+        src_color_range=_FULL, dst_color_range=_LIMITED, interpolation=_EXACT,
     )
     yuv.colorspace = look.matrix
     yuv.color_range = _LIMITED

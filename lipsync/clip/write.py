@@ -66,6 +66,8 @@ class ClipWriter:
 
     def __enter__(self) -> "ClipWriter":
         try:
+            if self.path.parent.is_file():
+                raise MediaError(f"cannot write {self.path}: {self.path.parent} is a file, not a folder")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._partial.open("xb").close()  # the system's own words when the folder cannot be written
             self._open()
