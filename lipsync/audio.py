@@ -1,6 +1,6 @@
 """Speech -> audio tokens: log-mel, Whisper's hidden states, and the window of them that each video frame reads."""
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,7 +9,7 @@ import torch
 
 from . import sound
 from .errors import AudioError
-from .progress import Progress, silent
+from .progress import Progress, silent, unchecked
 from .whisper import WhisperEncoder, load_encoder
 
 __all__ = ["WINDOWS", "AudioFeatures", "WhisperEncoder", "extract", "load_encoder", "log_mel", "speech_gain", "window_indices"]
@@ -24,11 +24,12 @@ FADE = 100  # steps of cross-fade in the middle of what two windows share (10 s 
 SILENCE_DB = -120.0  # level of digital zero
 
 
-def log_mel(waveform_16k: torch.Tensor) -> torch.Tensor:
+def log_mel(waveform_16k: torch.Tensor, check: Callable[[], None] = unchecked) -> torch.Tensor:
     """16 kHz mono [samples], -1..1 -> Whisper's log-mel, float32 [80, samples // 160].
 
     Hann window of 400, hop 160, reflected ends; log10, floor at 8 below the loudest of the whole sound, `(x + 4) / 4`. Sounds below
-    400 samples (25 ms) are padded with zeros to 400. Raises AudioError when there is no sample. Formulas: OpenAI's Whisper (MIT).
+    400 samples (25 ms) are padded with zeros to 400. `check` is called every 30 s of sound and may raise to stop. Raises AudioError
+    when there is no sample. Formulas: OpenAI's Whisper (MIT).
     """
     if waveform_16k.ndim != 1 or not len(waveform_16k):
         raise AudioError(f"log-mel needs at least one sample of mono sound, not a waveform of shape {list(waveform_16k.shape)}.")
@@ -39,6 +40,7 @@ def log_mel(waveform_16k: torch.Tensor) -> torch.Tensor:
     filters, window = _mel_filters().to(samples.device), torch.hann_window(N_FFT, device=samples.device)
     mel = samples.new_empty(N_MELS, count)
     for start in range(0, count, 3000):  # the spectra of an hour at once would be a gigabyte
+        check()
         end = min(count, start + 3000)
         frames = samples[start * HOP : (end - 1) * HOP + N_FFT].unfold(0, N_FFT, HOP)
         power = torch.fft.rfft(frames * window).abs().square()
@@ -112,10 +114,14 @@ def extract(audio, encoder: WhisperEncoder, *, windows: str = "overlapped", devi
     """
     if windows not in WINDOWS:
         raise ValueError(f"windows is one of {', '.join(WINDOWS)}, not {windows!r}")
-    checked = sound.check(audio)
-    mono = sound.mono_16k(checked)
-    mel = log_mel(mono)
-    length, size = mel.shape[1] // 2, encoder.n_ctx
+    checked, size = sound.check(audio), encoder.n_ctx
+
+    def check() -> None:
+        progress(0, 1 + int(checked.seconds) // 30, stage="audio")  # the number of windows is not known yet
+
+    mono = sound.mono_16k(checked, check)
+    mel = log_mel(mono, check)
+    length = mel.shape[1] // 2
     starts = _overlapped(length, size) if windows == "overlapped" else list(range(0, length, size))
     states = torch.zeros(length, encoder.n_layer + 1, encoder.n_state)
     home = encoder.conv1.weight.device

@@ -16,3 +16,7 @@ class Progress(Protocol):
 
 def silent(done: int, total: int, *, stage: str = "", preview: np.ndarray | None = None) -> None:
     """The listener that hears nothing."""
+
+
+def unchecked() -> None:
+    """The check that never stops anything: the default of inner loops, which are stopped between units of work by a check that raises."""

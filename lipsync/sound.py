@@ -1,6 +1,6 @@
 """Any AUDIO dict of ComfyUI as 16 kHz mono speech."""
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .errors import AudioError
+from .progress import unchecked
 
 RATE = 16000  # Hz, what Whisper hears
 MAX_CHANNELS = 32  # more "channels" than this are samples in the wrong place of the shape
@@ -45,17 +46,18 @@ def check(audio) -> Sound:
     return Sound(_two_dimensional(waveform.detach()), _sample_rate(audio["sample_rate"]))
 
 
-def mono_16k(sound: Sound) -> torch.Tensor:
+def mono_16k(sound: Sound, check: Callable[[], None] = unchecked) -> torch.Tensor:
     """The mean of all channels at 16 kHz: float32 [ceil(T * 16000 / rate)] on the CPU, -1..1.
 
     Goes through the sound in pieces of ten seconds, so only the result grows with its length. libswresample resamples (in PyAV, which
     reads and writes the clips too): it keeps its state between pieces, so there are no seams, and adds no delay.
-    Raises AudioError for NaN, infinity or samples far outside -1..1.
+    `check` is called between pieces and may raise to stop. Raises AudioError for NaN, infinity or samples far outside -1..1.
     """
     total = math.ceil(Fraction(sound.waveform.shape[1] * RATE, sound.rate))
     pieces = _mono(sound) if sound.rate == RATE else _resampled(_mono(sound), sound.rate)
     mono, filled = torch.zeros(total), 0
     for piece in pieces:
+        check()
         mono[filled : filled + len(piece)] = torch.from_numpy(piece[: max(0, total - filled)])
         filled += len(piece)
     return mono
