@@ -83,6 +83,10 @@ class LatentSyncModel:
             return f"{self.name} is of an unknown release: {resolution} px fits only if it is LatentSync {_release_for(resolution)}."
         return f"{self.name} is LatentSync {self.release}, trained on {self.resolution} px: mouths come out wrong at {resolution} px."
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The network's weights as they are in the file, memory-mapped; a bundled model's are made. Raises ModelFileError."""
+        return demo.BUNDLED[self.name].load_unet().state_dict() if self.is_demo else _state(self.path)
+
     def load_unet(self, dtype: torch.dtype | None = None, device="cpu") -> "LatentSyncUNet":
         """The network with its weights, in eval mode. dtype None: float16 on CUDA, as the reference, else float32.
 
@@ -204,7 +208,7 @@ def _examined(path: Path, size: int, mtime_ns: int) -> tuple["UNetConfig", str, 
     config = _config(state, path)
     _check_fit(state, _empty(config), path)
     step = contents.get("global_step")
-    return config, _fingerprint(state), int(step) if isinstance(step, (int, torch.Tensor)) else None
+    return config, fingerprint_of(state), int(step) if isinstance(step, (int, torch.Tensor)) else None
 
 
 def _state(path: Path) -> dict[str, torch.Tensor]:
@@ -252,7 +256,7 @@ def _check_fit(state: dict[str, torch.Tensor], network: torch.nn.Module, path: P
         raise ModelFileError(f"{path} does not fit LatentSync's network in {len(misfits)} tensors ({'; '.join(misfits[:4])}): {SOURCE}.")
 
 
-def _fingerprint(state: dict[str, torch.Tensor]) -> str:
+def fingerprint_of(state: dict[str, torch.Tensor]) -> str:
     """Of every tensor its name, shape and first 64 values as float16: 100 KB of reading for 5 GB, and the same for a fp16 copy."""
     digest = hashlib.sha256()
     for name in sorted(state):
