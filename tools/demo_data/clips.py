@@ -1,5 +1,6 @@
 """Talking clips: faces that move in front of a background, seen whole or through the aligned crop that the network works on."""
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -61,28 +62,29 @@ def backgrounds(count, size, generator, device):
     return torch.lerp(picture, picture.mean(1, keepdim=True), grey).clamp(0, 1).to(device)
 
 
-def tinted(face: Face, generator) -> Face:
-    """The same faces under other light: gains of the colours, contrast, a gradient of brightness; mirrored for half of the portraits."""
-    count, device = len(face), face.sheet.device
-    gain = (1 + 0.18 * torch.randn(count, 3, 1, 1, generator=generator)).clamp(0.5, 1.5) * (0.75 + 0.5 * torch.rand(count, 1, 1, 1, generator=generator))
-    gamma = torch.exp(0.25 * torch.randn(count, 1, 1, 1, generator=generator))
-    slope = 0.25 * torch.randn(count, 1, 1, 1, generator=generator)
-    gain, gamma, slope = gain.to(device), gamma.to(device), slope.to(device)
-    across = torch.linspace(-1, 1, face.sheet.shape[-1], device=device)
-    colour = (face.sheet[:, :3].clamp(1e-3, 1) ** gamma * gain * (1 + slope * across)).clamp(0, 1)
-    light = (face.light.clamp(1e-3, 1) ** gamma.flatten(1) * gain.flatten(1)).clamp(0.02, 1)
-    values = {name: getattr(face, name) for name in ("region", "centre", "half", "upper", "lower", "rest", "chin", "nose", "width", "teeth")}
-    return Face(sheet=torch.cat([colour, face.sheet[:, 3:]], 1), light=light, **values)
+def tints(count, generator):
+    """Random lights for `tinted`: gains of the colours [count,3], gamma and slope across the picture [count]."""
+    gain = (1 + 0.11 * torch.randn(count, 3, generator=generator)).clamp(0.6, 1.4) * (0.75 + 0.5 * torch.rand(count, 1, generator=generator))
+    return gain, torch.exp(0.25 * torch.randn(count, generator=generator)), 0.25 * torch.randn(count, generator=generator)
 
 
-def crops(face: Face, opening, spread, generator, resolution=256):
-    """Aligned crops of B talking faces: float32 [B,T,3,r,r]; `opening` and `spread` [B,T,...] may hold K mouth tracks: then [K,B,T,3,r,r].
+def tinted(face: Face, gain, gamma, slope) -> Face:
+    """Faces under other light; see `tints`."""
+    device = face.sheet.device
+    gain, gamma, slope = gain.to(device), gamma.to(device)[:, None], slope.to(device)
+    across = 1 + slope[:, None, None, None] * torch.linspace(-1, 1, face.sheet.shape[-1], device=device)
+    colour = (face.sheet[:, :3].clamp(1e-3, 1) ** gamma[:, :, None, None] * gain[:, :, None, None] * across).clamp(0, 1)
+    light = (face.light.clamp(1e-3, 1) ** gamma * gain).clamp(0.02, 1)
+    return replace(face, sheet=torch.cat([colour, face.sheet[:, 3:]], 1), light=light)
 
-    The head sways and turns a little, and the landmarks that align it are off by a pixel or two, as a detector's are.
+
+def crops(face: Face, opening, spread, generator, resolution=256, last: Face | None = None):
+    """Aligned crops of B talking faces, K times with the same motion of the head: opening and spread [K,B,T] -> float32 [K,B,T,3,r,r].
+
+    The head sways and turns a little, and the landmarks that align it are off by a pixel or two, as a detector's are. `last`: other
+    versions of the same faces, seen in the last of the K.
     """
-    tracks = opening if opening.ndim == 3 else opening[None]
-    spreads = spread if spread.ndim == 3 else spread[None]
-    _, batch, frames = tracks.shape
+    count, batch, frames = opening.shape
     device = face.sheet.device
     swing = torch.rand(batch, 1, generator=generator).to(device)
     turn = torch.stack([wander(batch, frames, generator, device) * 0.07, wander(batch, frames, generator, device) * 0.05], -1) * swing[..., None]
@@ -93,8 +95,9 @@ def crops(face: Face, opening, spread, generator, resolution=256):
     points = points + 0.02 * wander(batch * 2, frames, generator, device, 0.2).view(batch, frames, 1, 2)
     scene = backgrounds(batch, (resolution, resolution), generator, device)
     camera = inverted(align(points, resolution))
-    seen = [render(face, camera, o, s, turn, (resolution, resolution), scene) for o, s in zip(tracks, spreads, strict=True)]
-    return torch.stack(seen) if opening.ndim == 3 else seen[0]
+    size = (resolution, resolution)
+    shown = [face] * (count - 1) + [last or face]
+    return torch.stack([render(f, camera, o, s, turn, size, scene) for f, o, s in zip(shown, opening, spread, strict=True)])
 
 
 def video(face: Face, opening, spread, generator, size=(360, 480), scale=0.19):

@@ -16,8 +16,8 @@ RELAXED = 0.45  # how much of the smile's curve the closed lips keep
 CHIN, LEFT_CHEEK, RIGHT_CHEEK = 152, 234, 454
 
 
-def portrait(mesh: np.ndarray, picture: np.ndarray) -> Face:
-    """The face of a photograph as a `Face` of one.
+def portrait(mesh: np.ndarray, picture: np.ndarray) -> tuple[Face, Face]:
+    """The face of a photograph, twice, each a `Face` of one: made to speak, and with the mouth it was taken with (which opening 0 leaves alone).
 
     mesh     float [468,2 or more], MediaPipe's face mesh in pixels of the picture
     picture  uint8 RGB [H,W,3]
@@ -47,15 +47,20 @@ def portrait(mesh: np.ndarray, picture: np.ndarray) -> Face:
     lower = lower + TEETH_BELOW * (1 - np.linspace(-1, 1, POINTS) ** 2) ** 0.6
     rest = 0.45 * upper + 0.55 * lower
     rest = rest.mean() + RELAXED * (rest - rest.mean())
+    natural = sheet.clone()
     draw_seam(sheet, at, upper, lower)
 
     def tensor(value):
         return torch.as_tensor(value, dtype=torch.float32)[None]
 
     width = (faced[RIGHT_CHEEK, 0] - faced[LEFT_CHEEK, 0]) / 2
-    skin = sheet[0, :3, :, :][:, round((1.35 - y0) * PIXELS_PER_UNIT) - 6:][:, :12, round((0.9 - x0) * PIXELS_PER_UNIT) - 8:][:, :, :16].mean((1, 2))
-    return Face(sheet, REGION, tensor(centre), tensor(half), tensor(upper), tensor(lower), tensor(rest), tensor(faced[CHIN, 1]), tensor(faced[NOSE, 1].mean()),
-                tensor(width), tensor(1.0), skin[None])
+    row, column = round((1.35 - y0) * PIXELS_PER_UNIT), round((0.9 - x0) * PIXELS_PER_UNIT)
+    places = dict(
+        region=REGION, centre=tensor(centre), half=tensor(half), rest=tensor(rest), chin=tensor(faced[CHIN, 1]), nose=tensor(faced[NOSE, 1].mean()),
+        width=tensor(width), teeth=tensor(1.0), light=natural[:, :3, row - 6:row + 6, column - 8:column + 8].mean((2, 3)),
+    )
+    speaking = Face(sheet=sheet, upper=tensor(upper), lower=tensor(lower), **places)
+    return speaking, Face(sheet=natural, upper=tensor(rest), lower=tensor(rest), **places)
 
 
 def draw_seam(sheet, at, upper, lower):

@@ -3,8 +3,8 @@ import numpy as np
 
 RATE = 16000  # Hz of the sound
 TRACK_RATE = 100  # mouth positions a second
-FULL = 0.56  # face units between the inner lips at the widest vowel
-MOTION = 0.035  # s, standard deviation of the Gaussian that stands for the inertia of jaw and lips
+FULL = 0.72  # face units between the inner lips at the widest vowel
+MOTION = 0.05  # s, standard deviation of the Gaussian that stands for the inertia of jaw and lips
 LEAD = 0.02  # s: lips move before the sound they make
 
 # How far the lips part (0..1) and how wide the mouth is (1 = at rest) for the sounds of IPA, by the first symbol that is listed.
