@@ -147,6 +147,12 @@ class Server:
                 process.wait()
             break
 
+    def abort(self) -> str:
+        """Kill a server that hangs -> what each of its threads was doing, with the last lines of its log."""
+        self.process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER answers it with a traceback of every thread
+        self.process.wait(STOP_SECONDS)
+        return self.log()[-10000:]
+
     def log(self) -> str:
         """What ComfyUI printed so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
@@ -164,8 +170,8 @@ class Server:
         return command + self.arguments
 
     def _environment(self) -> dict[str, str]:
-        offline = {"HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": str(CACHE / "bytecode"), "PYTHONUNBUFFERED": "1"}
-        return {**os.environ, **offline, **self.environment}
+        ours = {"HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": str(CACHE / "bytecode"), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        return {**os.environ, **ours, **self.environment}
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS

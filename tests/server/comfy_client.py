@@ -67,7 +67,10 @@ class Comfy:
 
         Raises Refused when the server does not take it.
         """
-        return asyncio.run(asyncio.wait_for(self._run(workflow, on_event), JOB_SECONDS))
+        try:
+            return asyncio.run(asyncio.wait_for(self._run(workflow, on_event), JOB_SECONDS))
+        except (TimeoutError, asyncio.TimeoutError):
+            raise AssertionError(f"the prompt hung for {JOB_SECONDS} s:\n{self.server.abort()}") from None
 
     async def _run(self, workflow: dict, on_event) -> Finished:
         client_id = uuid.uuid4().hex

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import face_models  # noqa: E402
 import speech  # noqa: E402
 from comfy_client import Comfy, patch  # noqa: E402
 
-SECONDS = 1.0  # of the clip and of the speech: two blocks of 16 frames
+SECONDS = 0.6  # of the clip and of the speech: one block of 16 frames
 CLIP = "it's a face (1) 顔.mp4"  # F27: quotes, blanks, brackets, another alphabet
 SPEECH = "the new speech.wav"
 
@@ -38,7 +39,7 @@ def face_files() -> Path:
 
 @pytest.fixture(scope="session")
 def media(tmp_path_factory) -> Path:
-    """A folder with a second of a face (CLIP) and of speech (SPEECH)."""
+    """A folder with SECONDS of a face (CLIP) and of speech (SPEECH)."""
     folder = tmp_path_factory.mktemp("media")
     demo_media.write_clip(folder / CLIP, demo_media.face_frames(SECONDS, size=(320, 256)))
     speech.save_wav(folder / SPEECH, *demo_media.spoken(SECONDS))
@@ -49,6 +50,7 @@ def media(tmp_path_factory) -> Path:
 def start_server(tmp_path_factory) -> Iterator[Callable[..., Comfy]]:
     """`start_server(*ComfyUI's options, **Server's)` -> Comfy; all are stopped when the tests end."""
     running = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed test run ends as Ctrl-C does, and leaves no server behind
 
     def start(*arguments: str, **options) -> Comfy:
         server = comfyui.Server(tmp_path_factory.mktemp("comfyui"), arguments, **options)
@@ -71,7 +73,7 @@ def comfy(start_server, face_files, media) -> Comfy:
 
 @pytest.fixture(scope="session")
 def example() -> Callable[..., dict]:
-    """`example({"Class.input": value})` -> examples/lipsync.api.json on the test media, in two steps, with the changes."""
+    """`example({"Class.input": value})` -> examples/lipsync.api.json on the test media, in one step without guidance, with the changes."""
     workflow = json.loads((ROOT / "examples" / "lipsync.api.json").read_text(encoding="utf-8"))
-    fast = {"LoadVideo.file": CLIP, "LoadAudio.audio": SPEECH, "LatentSyncDenoise.steps": 2}
+    fast = {"LoadVideo.file": CLIP, "LoadAudio.audio": SPEECH, "LatentSyncDenoise.steps": 1, "LatentSyncDenoise.guidance": 1.0}
     return lambda changes=None: patch(workflow, {**fast, **(changes or {})})
