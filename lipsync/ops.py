@@ -7,6 +7,7 @@ The kernels run in half precision on CUDA, without gradients, and not while PyTo
 what it sees.
 """
 import functools
+import inspect
 import logging
 
 import torch
@@ -16,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 log = logging.getLogger(__name__)
 
-FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # fastest first
+ORDERED = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}  # since PyTorch 2.6
 FEW = 64  # keys that fit into one tile of a kernel
 TILE = 16  # pictures must have a multiple of this many pixels for the kernels
 
@@ -38,57 +40,44 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, frames: int = 1, shift: Tensor 
     return (F.silu(y) if silu else y).to(x.dtype).flatten(2, 3).flatten(0, 1)
 
 
-def layer_norm(x: Tensor, norm: nn.LayerNorm, *, table: Tensor | None = None) -> Tensor:
-    """Layer norm over the last dimension, then plus `table` [F,C], the positions of the frames, for x [rows,F,P,C]."""
+def layer_norm(x: Tensor, norm: nn.LayerNorm, *, shift: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+    """Layer norm of x + `shift` [C] over the last dimension, then plus `table` [F,C], the positions of the frames, for x [rows,F,P,C]."""
     if kernels := _kernels(x):
-        return kernels.layer_norm(x.contiguous(), norm, table)
+        return kernels.layer_norm(x.contiguous(), norm, shift, table)
+    x = x if shift is None else (x + shift).to(x.dtype)
     y = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return y if table is None else y + table[:, None]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
-    """x [...,K] times weight' [M,K], plus bias, plus `residual` [...,M], which is repeated where it has fewer pictures than x."""
+def geglu(x: Tensor) -> Tensor:
+    """[..., 2n] -> [..., n]: the first half times the GELU (exact, by erf) of the second."""
     if kernels := _kernels(x):
-        return kernels.linear(x, weight, bias, residual)
-    y = F.linear(x, weight, bias)
-    return y if residual is None else repeated(residual, len(y)) + y
-
-
-def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The linear layer [...,K] -> [...,2M], then its first half times the GELU (exact, by erf) of its second: [...,M]."""
-    if kernels := _kernels(x):
-        return kernels.geglu(x, weight, bias)
-    value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return kernels.geglu(x)
+    value, gate = x.chunk(2, dim=-1)
     return value * F.gelu(gate)
 
 
-def hear(x: Tensor, answer: Tensor, output: nn.Linear, silent: int) -> Tensor:
-    """Add the answers of a cross-attention to tokens x [N,P,C]. The first `silent` pictures hear zeros, hence no more than the output's
-    bias; x may hold the pictures of both kinds once. -> [silent + len(answer), P, C]"""
-    hearing = x[-len(answer) :] if silent else x
-    if not silent:
-        return linear(answer, output.weight, output.bias, residual=hearing)
+def accumulate(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """x [...,M] plus y [...,K] times weight' [M,K], in place: the matrix product adds up in its own registers."""
+    x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), weight.t())
+    return x
+
+
+def convolved(x: Tensor, conv: nn.Conv2d, residual: Tensor, shortcut: nn.Conv2d | None = None, bias: Tensor | None = None) -> Tensor:
+    """conv(x) plus the residual, which goes through the 1x1 convolution `shortcut` where there is one. `bias` [C] is for both, if given."""
+    if bias is None:
+        return conv(x) + (residual if shortcut is None else pointwise(residual, shortcut.weight, shortcut.bias))
+    y = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
+    if shortcut is not None:
+        return y.add_(pointwise(residual, shortcut.weight, bias))
     if kernels := _kernels(x):
-        y = torch.empty(silent + len(answer), *x.shape[1:], dtype=x.dtype, device=x.device)
-        torch.add(x[:silent], output.bias, out=y[:silent])
-        kernels.linear(answer, output.weight, output.bias, hearing, out=y[silent:])
-        return y
-    return torch.cat([x[:silent] + output.bias, hearing + output(answer)])
+        return kernels.add(residual, y, bias)
+    return y.add_(bias[:, None, None]).add_(residual)
 
 
-def convolved(x: Tensor, conv: nn.Conv2d, residual: Tensor, shortcut: nn.Conv2d | None = None) -> Tensor:
-    """conv(x) plus the residual, which goes through the 1x1 convolution `shortcut` where there is one."""
-    if kernels := _kernels(x):
-        y = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
-        if shortcut is None:
-            return kernels.add(residual, y, conv.bias)
-        return picture(linear(tokens(residual), shortcut.weight.flatten(1), shortcut.bias + conv.bias, residual=tokens(y)), x)
-    return conv(x) + (residual if shortcut is None else pointwise(residual, shortcut))
-
-
-def pointwise(x: Tensor, conv: nn.Conv2d) -> Tensor:
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A 1x1 convolution, as the linear layer over the channels that it is."""
-    return picture(linear(tokens(x), conv.weight.flatten(1), conv.bias), x)
+    return picture(F.linear(tokens(x), weight.flatten(1), bias), x)
 
 
 def enlarged(x: Tensor, conv: nn.Conv2d, phases: Tensor | None = None) -> Tensor:
@@ -125,7 +114,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
         return kernels.attend_few(query, key, value, heads)
     query, key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))  # [N, heads, tokens, C/heads]
     if kernels:
-        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        with sdpa_kernel(BACKENDS, **ORDERED):
             return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
@@ -153,6 +142,11 @@ def picture(x: Tensor, like: Tensor) -> Tensor:
 def repeated(x: Tensor, count: int) -> Tensor:
     """x [N,...] repeated to `count` pictures."""
     return x if len(x) == count else torch.cat([x] * (count // len(x)))
+
+
+def accelerates(x: Tensor) -> bool:
+    """Whether operations on x run as kernels."""
+    return _kernels(x) is not None
 
 
 def _kernels(x: Tensor):

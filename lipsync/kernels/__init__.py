@@ -6,6 +6,6 @@ say what each function computes. Statistics, softmax and sums are in float32.
 from .attention import attend_few, temporal_attention
 from .norm import group_norm, layer_norm
 from .picture import add, interleave, join
-from .product import geglu, linear
+from .product import geglu
 
-__all__ = ["add", "attend_few", "geglu", "group_norm", "interleave", "join", "layer_norm", "linear", "temporal_attention"]
+__all__ = ["add", "attend_few", "geglu", "group_norm", "interleave", "join", "layer_norm", "temporal_attention"]

@@ -104,14 +104,16 @@ def largest_power(number: int) -> int:
 
 
 @triton.jit
-def _layer_norm(x, weight, bias, table, y, rows, channels, pixels, frames, eps,
-                TABLE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+def _layer_norm(x, weight, bias, shift, table, y, rows, channels, pixels, frames, eps,
+                SHIFT: tl.constexpr, TABLE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, PADDED)
     keep = column < channels
     inside = (row < rows)[:, None] & keep[None, :]
     place = row[:, None] * channels + column[None, :]
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if SHIFT:
+        value += tl.load(shift + column, mask=keep, other=0.0).to(tl.float32)[None, :]
     average = tl.sum(value, 1) / channels
     apart = tl.where(inside, value - average[:, None], 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(apart * apart, 1) / channels + eps)
@@ -124,15 +126,15 @@ def _layer_norm(x, weight, bias, table, y, rows, channels, pixels, frames, eps,
     tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
 
 
-def layer_norm(x: Tensor, norm: torch.nn.LayerNorm, table: Tensor | None = None) -> Tensor:
-    """`ops.layer_norm` for contiguous x [..., C]; with a table [F,C], for x [rows,F,P,C]."""
+def layer_norm(x: Tensor, norm: torch.nn.LayerNorm, shift: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+    """`ops.layer_norm` for contiguous x."""
     channels = x.shape[-1]
     rows = x.numel() // channels
     y = torch.empty_like(x)
     padded = triton.next_power_of_2(channels)
     block = max(1, 4096 // padded)
     _layer_norm[(triton.cdiv(rows, block),)](
-        x, norm.weight, norm.bias, x if table is None else table, y, rows, channels, x.shape[-2], 1 if table is None else table.shape[0],
-        norm.eps, TABLE=table is not None, ROWS=block, PADDED=padded,
+        x, norm.weight, norm.bias, x if shift is None else shift, x if table is None else table, y, rows, channels, x.shape[-2],
+        1 if table is None else table.shape[0], norm.eps, SHIFT=shift is not None, TABLE=table is not None, ROWS=block, PADDED=padded,
     )  # fmt: skip
     return y

@@ -1,56 +1,43 @@
 """The two kinds of transformer: over the pixels and audio of one picture, and over the frames of one pixel."""
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
 from .flow import Flow
+from .prepared import Prepared
 
 
-class Attention(nn.Module):
+class Attention(Prepared):
     """Projections of one attention; `source` is the width of what is listened to (None: the queries' own tokens).
 
-    The projections that read the same tokens (q, k, v; or k, v of the audio) are separate parameters, named as in the checkpoint. `fuse`
-    lays them out in one storage, of which they become views, so that one matrix product gives them all; moving or replacing the
-    parameters undoes it.
+    The projections that read the same tokens (q, k, v; or k, v of the audio) are separate parameters, named as in the checkpoint. Prepared:
+    laid out in one storage, of which they are views, so that one matrix product gives them all.
     """
 
     def __init__(self, width: int, heads: int, source: int | None = None):
         super().__init__()
         self.heads = heads
         self.joined = ("to_q", "to_k", "to_v") if source is None else ("to_k", "to_v")
-        self.fused: Tensor | None = None
         self.to_q = nn.Linear(width, width, bias=False)
         self.to_k = nn.Linear(source or width, width, bias=False)
         self.to_v = nn.Linear(source or width, width, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
-        self.register_load_state_dict_post_hook(_unfuse_if_replaced)
 
-    def fuse(self) -> None:
+    def prepare(self) -> None:
         weights = [getattr(self, name).weight for name in self.joined]
-        self.fused = torch.cat([weight.data for weight in weights])
-        for weight, piece in zip(weights, self.fused.chunk(len(weights)), strict=True):
+        self.prepared = torch.cat([weight.data for weight in weights])
+        for weight, piece in zip(weights, self.prepared.chunk(len(weights)), strict=True):
             weight.data = piece
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """The joined projections of x [..., source]: each [..., width]."""
-        if self.fused is None:
+        if self.prepared is None:
             return tuple(getattr(self, name)(x) for name in self.joined)
-        return ops.linear(x, self.fused).chunk(len(self.joined), dim=-1)
-
-    def output(self, x: Tensor, residual: Tensor) -> Tensor:
-        return ops.linear(x, self.to_out[0].weight, self.to_out[0].bias, residual=residual)
-
-    def _apply(self, fn, recurse=True):
-        self.fused = None
-        return super()._apply(fn, recurse)
-
-
-def _unfuse_if_replaced(attention: Attention, _) -> None:
-    """`load_state_dict(assign=True)` puts other tensors in the parameters' place."""
-    if attention.fused is not None and getattr(attention, attention.joined[0]).weight.data_ptr() != attention.fused.data_ptr():
-        attention.fused = None
+        return F.linear(x, self.prepared).chunk(len(self.joined), dim=-1)
 
 
 class FeedForward(nn.Module):
@@ -60,9 +47,53 @@ class FeedForward(nn.Module):
         super().__init__()
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": nn.Linear(width, 8 * width)}), "2": nn.Linear(4 * width, width)})
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        wide, narrow = self.net["0"]["proj"], self.net["2"]
-        return ops.linear(ops.geglu(x, wide.weight, wide.bias), narrow.weight, narrow.bias, residual=residual)
+    @property
+    def output(self) -> nn.Linear:
+        return self.net["2"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What `output` is to be applied to."""
+        return ops.geglu(self.net["0"]["proj"](x))
+
+
+class Transformer(Prepared):
+    """What both kinds share: a group norm of each picture by itself, a block between two linear layers, residual.
+
+    The block's tokens are a sum that grows by one linear layer after another. Prepared: the first layer, `proj_in`, adds the biases of all
+    of them, and the norms take off again what is not due yet, so that the sum grows inside the matrix products, in place. In the same way
+    the pictures come with the bias of `proj_out` added, and sometimes of others: `lead`.
+    """
+
+    def __init__(self, width: int, projection: Callable[[int, int], nn.Module], groups: int):
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, width, eps=1e-6)
+        self.proj_in = projection(width, width)
+        self.proj_out = projection(width, width)
+
+    def prepare(self, lead: Tensor) -> None:
+        """lead [C], float32: biases that the pictures come with."""
+        biases = [layer.bias.data.float() for layer in self.transformer_blocks[0].growth()]
+        start = self.proj_in.bias.data.float()
+        entry = (start + sum(biases)).to(self.proj_in.bias.dtype)
+        early = start - entry  # what to add to the tokens so that they are as if no bias had been added early
+        self.prepared = entry, tuple(early + sum(biases[:i]) for i in range(len(biases))), -lead[None]
+
+    def enter(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """Pictures [N,C,H,W] -> tokens [N,H*W,C], and the shift of each of the block's norms."""
+        entry, early, shift = self.prepared or (self.proj_in.bias, (None, None, None), None)
+        tokens = ops.tokens(ops.group_norm(x, self.norm, shift=shift))
+        return F.linear(tokens, self.proj_in.weight.flatten(1), entry), early
+
+    def leave(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """Tokens [M,H*W,C] -> pictures [M,C,H,W], plus x, which is repeated where it has fewer. When prepared, x may be written over."""
+        early = None if self.prepared is None else self.prepared[2]
+        return ops.picture(grown(ops.repeated(ops.tokens(x), len(tokens)), tokens, self.proj_out, early), x)
+
+
+def grown(x: Tensor, y: Tensor, layer: nn.Module, early: Tensor | None) -> Tensor:
+    """x plus layer(y); where x has the layer's bias early, in place."""
+    weight = layer.weight.flatten(1)
+    return x + F.linear(y, weight, layer.bias) if early is None else ops.accumulate(x, y, weight)
 
 
 class SpatialBlock(nn.Module):
@@ -75,41 +106,49 @@ class SpatialBlock(nn.Module):
         self.attn2 = Attention(width, heads, source=audio_width)
         self.ff = FeedForward(width)
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, flow: Flow) -> Tensor:
+    def growth(self) -> list[nn.Linear]:
+        return [self.attn1.to_out[0], self.attn2.to_out[0], self.ff.output]
+
+    def forward(self, x: Tensor, early: tuple[Tensor | None, ...], keys: Tensor, values: Tensor, flow: Flow) -> Tensor:
         """x [N,P,C] -> the same; N grows to all pictures where silent and hearing ones still shared x."""
-        query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1))
-        x = self.attn1.output(ops.attention(query, key, value, self.attn1.heads), residual=x)
+        query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1, shift=early[0]))
+        x = grown(x, ops.attention(query, key, value, self.attn1.heads), self.attn1.to_out[0], early[0])
         flow.check()
-        hearing = x[-keys.shape[0] :] if flow.silent else x
-        query = ops.linear(ops.layer_norm(hearing, self.norm2), self.attn2.to_q.weight)
-        x = ops.hear(x, ops.attention(query, keys, values, self.attn2.heads), self.attn2.to_out[0], flow.silent)
+        hearing = x[-len(keys) :] if flow.silent else x
+        query = self.attn2.to_q(ops.layer_norm(hearing, self.norm2, shift=early[1]))
+        x = self._hear(x, ops.attention(query, keys, values, self.attn2.heads), flow.silent, early[1])
         flow.check()
-        x = self.ff(ops.layer_norm(x, self.norm3), residual=x)
+        x = grown(x, self.ff(ops.layer_norm(x, self.norm3, shift=early[2])), self.ff.output, early[2])
         flow.check()
         return x
 
+    def _hear(self, x: Tensor, answer: Tensor, silent: int, early: Tensor | None) -> Tensor:
+        """Add the answers to the hearing pictures. Zero audio has zero values, hence silent ones get no more than the output's bias."""
+        output = self.attn2.to_out[0]
+        if not silent:
+            return grown(x, answer, output, early)
+        if early is None:
+            return torch.cat([x[:silent] + output.bias, x[-len(answer) :] + output(answer)])
+        x = ops.repeated(x, silent + len(answer))
+        grown(x[silent:], answer, output, early)
+        return x
 
-class SpatialTransformer(nn.Module):
-    """Group norm of each picture by itself, and a `SpatialBlock` between two 1x1 convolutions; residual."""
 
+class SpatialTransformer(Transformer):
     slot: int  # of `Flow.heard`
 
     def __init__(self, width: int, heads: int, audio_width: int, groups: int):
-        super().__init__()
-        self.norm = nn.GroupNorm(groups, width, eps=1e-6)
-        self.proj_in = nn.Conv2d(width, width, 1)
+        super().__init__(width, lambda *channels: nn.Conv2d(*channels, 1), groups)
         self.transformer_blocks = nn.ModuleList([SpatialBlock(width, heads, audio_width)])
-        self.proj_out = nn.Conv2d(width, width, 1)
 
     def listen(self, audio: Tensor) -> tuple[Tensor, ...]:
         """Keys and values [N, tokens, C] of audio tokens [N, tokens, audio_width]."""
         return self.transformer_blocks[0].attn2.project(audio)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        keys, values = flow.heard.keys[self.slot], flow.heard.values[self.slot]
-        tokens = ops.linear(ops.tokens(ops.group_norm(x, self.norm)), self.proj_in.weight.flatten(1), self.proj_in.bias)
-        tokens = self.transformer_blocks[0](tokens, keys, values, flow)
-        return ops.picture(ops.linear(tokens, self.proj_out.weight.flatten(1), self.proj_out.bias, residual=ops.tokens(x)), x)
+        tokens, early = self.enter(x)
+        tokens = self.transformer_blocks[0](tokens, early, flow.heard.keys[self.slot], flow.heard.values[self.slot], flow)
+        return self.leave(tokens, x)
 
 
 class PositionTable(nn.Module):
@@ -137,31 +176,30 @@ class TemporalBlock(nn.Module):
         self.ff = FeedForward(width)
         self.ff_norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+    def growth(self) -> list[nn.Linear]:
+        return [*(attention.to_out[0] for attention in self.attention_blocks), self.ff.output]
+
+    def forward(self, x: Tensor, early: tuple[Tensor | None, ...], flow: Flow) -> Tensor:
         """x [rows, frames, P, C] -> the same."""
-        for attention, norm in zip(self.attention_blocks, self.norms, strict=True):
-            query, key, value = attention.project(ops.layer_norm(x, norm, table=attention.pos_encoder.pe[0, : flow.frames]))
-            x = attention.output(ops.temporal_attention(query, key, value, attention.heads), residual=x)
+        for attention, norm, shift in zip(self.attention_blocks, self.norms, early[:-1], strict=True):
+            table = attention.pos_encoder.pe[0, : flow.frames]
+            query, key, value = attention.project(ops.layer_norm(x, norm, shift=shift, table=table))
+            x = grown(x, ops.temporal_attention(query, key, value, attention.heads), attention.to_out[0], shift)
             flow.check()
-        x = self.ff(ops.layer_norm(x, self.ff_norm), residual=x)
+        x = grown(x, self.ff(ops.layer_norm(x, self.ff_norm, shift=early[-1])), self.ff.output, early[-1])
         flow.check()
         return x
 
 
-class TemporalTransformer(nn.Module):
-    """Group norm of each picture by itself, and a `TemporalBlock` between two linear layers; residual."""
-
+class TemporalTransformer(Transformer):
     def __init__(self, width: int, heads: int, max_frames: int, groups: int):
-        super().__init__()
-        self.norm = nn.GroupNorm(groups, width, eps=1e-6)
-        self.proj_in = nn.Linear(width, width)
+        super().__init__(width, nn.Linear, groups)
         self.transformer_blocks = nn.ModuleList([TemporalBlock(width, heads, max_frames)])
-        self.proj_out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        tokens = ops.linear(ops.tokens(ops.group_norm(x, self.norm)), self.proj_in.weight, self.proj_in.bias)
-        tokens = self.transformer_blocks[0](tokens.unflatten(0, (-1, flow.frames)), flow).flatten(0, 1)
-        return ops.picture(ops.linear(tokens, self.proj_out.weight, self.proj_out.bias, residual=ops.tokens(x)), x)
+        tokens, early = self.enter(x)
+        tokens = self.transformer_blocks[0](tokens.unflatten(0, (-1, flow.frames)), early, flow)
+        return self.leave(tokens.flatten(0, 1), x)
 
 
 class MotionModule(nn.Module):

@@ -1,15 +1,20 @@
 """Resnets and the levels of the network. Pictures are [N,C,H,W] in channels-last memory, N = rows * frames."""
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
-from .attention import MotionModule, SpatialTransformer
+from .attention import MotionModule, SpatialTransformer, Transformer
 from .config import UNetConfig
 from .flow import Flow
+from .prepared import Prepared
 
 
-class Resnet(nn.Module):
-    """Norm, SiLU, 3x3 convolution, twice, beside a shortcut. The norms' statistics run over the frames of a row as well as over pixels."""
+class Resnet(Prepared):
+    """Norm, SiLU, 3x3 convolution, twice, beside a shortcut. The norms' statistics run over the frames of a row as well as over pixels.
+
+    Prepared: the biases of the sum, and those of the layers that will add to it (see `Transformer`).
+    """
 
     slot: slice  # of `Flow.shifts`
 
@@ -26,13 +31,18 @@ class Resnet(nn.Module):
         """What is added after the first convolution, [T, out_channels]. It depends on the timestep alone, so that bias is in it too."""
         return self.time_emb_proj(embedding) + self.conv1.bias
 
+    def prepare(self, lead: Tensor) -> None:
+        """lead [C], float32: biases to add early."""
+        biases = [layer.bias.data.float() for layer in (self.conv2, self.conv_shortcut) if layer is not None]
+        self.prepared = (sum(biases) + lead).to(self.conv2.bias.dtype)
+
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         shift = flow.shifts[: x.shape[0] // flow.frames, self.slot]
         h = ops.group_norm(x, self.norm1, frames=flow.frames, silu=True)
         h = F.conv2d(h, self.conv1.weight, padding=1)
         flow.check()
         h = ops.group_norm(h, self.norm2, frames=flow.frames, shift=shift, silu=True)
-        x = ops.convolved(h, self.conv2, x, self.conv_shortcut)
+        x = ops.convolved(h, self.conv2, x, self.conv_shortcut, self.prepared)
         flow.check()
         return x
 
@@ -48,29 +58,28 @@ class Shrink(nn.Module):
         return self.conv(x)
 
 
-class Enlarge(nn.Module):
-    """Twice the size, then a convolution. `fuse` prepares its weight for doing both at once; moving or replacing it undoes that."""
+class Enlarge(Prepared):
+    """Twice the size, then a convolution. Prepared: its weight for doing both at once."""
 
     def __init__(self, width: int):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, padding=1)
-        self.phases: Tensor | None = None
-        self.register_load_state_dict_post_hook(_forget_phases)
 
-    def fuse(self) -> None:
+    def prepare(self) -> None:
         if self.conv.weight.is_cuda:  # elsewhere nothing would use it
-            self.phases = ops.phase_weight(self.conv.weight.data)
+            self.prepared = ops.phase_weight(self.conv.weight.data)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.enlarged(x, self.conv, self.phases)
-
-    def _apply(self, fn, recurse=True):
-        self.phases = None
-        return super()._apply(fn, recurse)
+        return ops.enlarged(x, self.conv, self.prepared)
 
 
-def _forget_phases(enlarge: Enlarge, _) -> None:
-    enlarge.phases = None
+def prepare_stage(resnet: Resnet, transformers: list[Transformer]) -> None:
+    """Let the resnet add the biases of the transformers after it, so that they add to its pictures in place."""
+    lead = torch.zeros(resnet.conv2.out_channels, device=resnet.conv2.weight.device)
+    for transformer in reversed(transformers):
+        lead = lead + transformer.proj_out.bias.data.float()
+        transformer.prepare(lead)
+    resnet.prepare(lead)
 
 
 class Level(nn.Module):
@@ -87,6 +96,10 @@ class Level(nn.Module):
         """The layers between one skip connection and the next."""
         rows = [self.resnets, self.attentions, self.motion_modules] if len(self.attentions) else [self.resnets, self.motion_modules]
         return list(zip(*rows, strict=True))
+
+    def prepare(self) -> None:
+        for resnet, *others in self.stages():
+            prepare_stage(resnet, [getattr(other, "temporal_transformer", other) for other in others])
 
 
 class DownLevel(Level):
@@ -130,6 +143,10 @@ class Middle(nn.Module):
         groups, time_width = config.norm_groups, 4 * config.block_out_channels[0]
         self.attentions = nn.ModuleList([SpatialTransformer(width, config.heads, config.audio_width, groups)])
         self.resnets = nn.ModuleList([Resnet(width, width, time_width, groups) for _ in range(2)])
+
+    def prepare(self) -> None:
+        prepare_stage(self.resnets[0], list(self.attentions))
+        prepare_stage(self.resnets[1], [])
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         for layer in (self.resnets[0], self.attentions[0], self.resnets[1]):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import ShapeError
 from .attention import Attention, SpatialTransformer
-from .blocks import DownLevel, Enlarge, Middle, Resnet, UpLevel
+from .blocks import DownLevel, Enlarge, Level, Middle, Resnet, UpLevel
 from .config import UNetConfig
 from .flow import Flow, Heard, unchecked
 
@@ -73,9 +73,10 @@ class LatentSyncUNet(nn.Module):
         return [module for module in self.modules() if isinstance(module, kind)]
 
     def fuse(self) -> None:
-        """Lay weights out for fewer and smaller products (see `Attention`, `Enlarge`). Call it after the last move to a device or dtype."""
-        for module in self._all((Attention, Enlarge)):
-            module.fuse()
+        """Lay weights out for fewer products and passes over memory (see the modules that are `Prepared`). Call it after the last move to a
+        device or dtype; loading other weights into the whole network undoes it, and is the only change of weights that does."""
+        for module in self._all((Attention, Enlarge, Level, Middle)):
+            module.prepare()
 
     def embed(self, timesteps: Tensor) -> Tensor:
         """Timesteps [T] (0..999) -> [T, S]: what each resnet adds to its pictures, side by side."""

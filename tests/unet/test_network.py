@@ -79,17 +79,19 @@ def test_rows_are_independent_and_may_have_their_own_timesteps(net):
 
 
 @torch.no_grad()
-def test_fused_projections_give_the_same_and_follow_the_parameters(net, weights):
-    sample, audio = random_inputs()
+def test_fused_weights_give_the_same_and_follow_the_parameters(net, weights):
+    sample, audio = random_inputs(size=16)  # at size 8 the last level's norms are over one pixel: nothing but rounding
     plain = net(sample, 500, audio)
+    guided = net(sample, 500, audio, guided=True)
     keys = list(net.state_dict())
     net.fuse()
     attention = net.mid_block.attentions[0].transformer_blocks[0].attn1
     assert attention.to_v.weight.untyped_storage().data_ptr() == attention.to_q.weight.untyped_storage().data_ptr()  # no second copy
     assert list(net.state_dict()) == keys
-    assert distance(net(sample, 500, audio), plain) < 1e-6
+    assert distance(net(sample, 500, audio), plain) < 5e-6
+    assert distance(net(sample, 500, audio, guided=True), guided) < 5e-6
 
-    doubled = {key: value * 2 if "to_q" in key else value for key, value in net.state_dict().items()}
+    doubled = {key: value * 2 if "to_q" in key or key.endswith("bias") else value for key, value in net.state_dict().items()}
     net.load_state_dict(doubled)
     changed = net(sample, 500, audio)
     assert distance(changed, plain) > 1e-4
@@ -97,6 +99,7 @@ def test_fused_projections_give_the_same_and_follow_the_parameters(net, weights)
     assert distance(net(sample, 500, audio), plain) < 1e-6
     net.load_state_dict(doubled, assign=True)
     net.fuse()
+    assert distance(net(sample, 500, audio), changed) < 5e-6
     assert distance(net.double()(sample.double(), 500, audio.double()).float(), changed) < 1e-5
 
 
