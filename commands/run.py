@@ -3,7 +3,11 @@ import argparse
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
+
 from ..lipsync import audio, face, timeline, weights
+from ..lipsync.errors import MediaError
 from ..lipsync.pipeline import Job, run
 from .terminal import TerminalProgress
 
@@ -15,17 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--video", type=Path, required=True, help="the clip")
     parser.add_argument("--audio", type=Path, required=True, help="the new speech (a sound file, or a video with sound)")
     parser.add_argument("--out", type=Path, required=True, help="the MP4 to write")
-    parser.add_argument("--model", default=DEFAULTS.model, help=f"checkpoint in models/latentsync, or {weights.DEMO!r} (default: the first found)")
+    parser.add_argument("--model", default=DEFAULTS.model, help=f"file in models/latentsync, or {weights.DEMO!r} (default: first found)")
     parser.add_argument("--vae", help="VAE file or folder (default: looked for in models/vae)")
     parser.add_argument("--steps", type=int, default=DEFAULTS.steps, help="denoising steps (default %(default)s)")
     parser.add_argument("--guidance", type=float, default=DEFAULTS.guidance, help="audio guidance, 1 = off (default %(default)s)")
     parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
     parser.add_argument("--resolution", type=int, choices=(256, 512), default=DEFAULTS.resolution)
-    parser.add_argument("--rate", choices=("25", "source"), default="25", help="frame rate of the work and the result (default %(default)s)")
+    parser.add_argument("--rate", choices=("25", "source"), default="25", help="frames a second of work and result (default %(default)s)")
     parser.add_argument("--length", choices=timeline.LENGTHS, default=DEFAULTS.length, help="how long the result is (default %(default)s)")
-    parser.add_argument("--extend", choices=timeline.EXTENSIONS, default=DEFAULTS.extend, help="what a short clip does (default %(default)s)")
-    parser.add_argument("--face", choices=face.CHOICES, default=DEFAULTS.face, help="which face (default %(default)s)")
+    parser.add_argument("--extend", choices=timeline.EXTENSIONS, default=DEFAULTS.extend, help="for a short clip (default %(default)s)")
+    parser.add_argument("--face", type=face_choice, default=DEFAULTS.face, help="largest, left, right, or a number from the left, 0 first")
+    parser.add_argument("--face-mask", type=Path, help="instead of --face: a picture, not black where the face is in the first frame")
     parser.add_argument("--detector", choices=face.DETECTORS, default=DEFAULTS.detector)
+    parser.add_argument("--min-score", type=float, default=DEFAULTS.min_score, help="0..1: pass over less sure faces (default %(default)s)")
+    parser.add_argument("--min-size", type=int, default=DEFAULTS.min_size, help="pixels: pass over narrower faces (default %(default)s)")
     parser.add_argument("--windows", choices=audio.WINDOWS, default=DEFAULTS.windows, help="audio context (default %(default)s)")
     parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the GPU if there is one)")
     parser.add_argument("--crf", type=int, default=DEFAULTS.crf, help="H.264 quality, lower is better (default %(default)s)")
@@ -34,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     options = {key: value for key, value in vars(arguments).items() if key in Job.__dataclass_fields__ and value is not None}
+    if arguments.face_mask is not None:
+        options["face"] = read_mask(arguments.face_mask)
     job = Job(**options, work_rate=None if arguments.rate == "source" else 25)
     with TerminalProgress() as progress:
         if arguments.download:
@@ -41,3 +50,21 @@ def main(arguments: argparse.Namespace) -> int:
         result = run(job, progress=progress)
     sys.stdout.write(f"{result.summary}\n{result.path}\n")
     return 0
+
+
+def face_choice(text: str) -> str:
+    """An argument that `face.align_clip` takes as `choice`."""
+    if text not in face.CHOICES and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(face.CHOICES)} and no number")
+    return text
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """A picture file as float32 [H,W] in 0..1. Raises MediaError when it cannot be read."""
+    try:
+        picture = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_GRAYSCALE)  # not imread: it takes no such name on Windows
+    except (OSError, cv2.error) as error:
+        raise MediaError(f"cannot open the mask {path}: {error}") from error
+    if picture is None:
+        raise MediaError(f"cannot open the mask {path}: it is no picture")
+    return picture.astype(np.float32) / 255

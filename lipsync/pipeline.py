@@ -3,11 +3,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from . import audio, denoise, face, folders, restore, timeline, vae, weights
 from .clip import open_clip, read_audio
 from .errors import AudioError, MediaError
+from .face import MIN_SCORE, MIN_SIZE
 from .progress import Progress, silent
 from .runners import TorchRunner
 
@@ -19,6 +21,7 @@ class Job:
     video, audio: media files; `audio` may be a video with sound.
     out: the MP4 to write; its folder must exist.
     model: name of a checkpoint; None takes the first one found.
+    face: which one, see `face.align_clip`.
     work_rate: frames a second of the work and of the result; None keeps the clip's own.
     device: torch device name; None takes the GPU if there is one.
     """
@@ -35,8 +38,10 @@ class Job:
     work_rate: int | Fraction | None = 25
     length: str = "audio"
     extend: str = "ping-pong"
-    face: str = "largest"
+    face: str | int | np.ndarray = "largest"
     detector: str = "auto"
+    min_score: float = MIN_SCORE
+    min_size: int = MIN_SIZE
     windows: str = "overlapped"
     device: str | None = None
     crf: int = 18
@@ -68,7 +73,14 @@ def run(job: Job, progress: Progress = silent) -> Result:
     with torch.inference_mode():
         features = audio.extract(sound, model.load_whisper(), windows=job.windows, device=device, progress=progress)
         track = face.align_clip(
-            clip, detector, job.resolution or model.resolution, choice=job.face, spool_folder=folders.temp_dir(), progress=progress
+            clip,
+            detector,
+            job.resolution or model.resolution,
+            choice=job.face,
+            min_score=job.min_score,
+            min_size=job.min_size,
+            spool_folder=folders.temp_dir(),
+            progress=progress,
         )
         plan = timeline.build(len(track), clip.rate, features.seconds, length=job.length, extend=job.extend)
         runner = TorchRunner(lambda: model.load_unet(device=device), device)

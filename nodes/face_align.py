@@ -6,6 +6,8 @@ from . import sockets
 from .media import WORK_RATES, clip_from
 from .progress import NodeProgress
 
+BY_INDEX = "index"
+
 
 class LatentSyncFaceAlign(io.ComfyNode):
     @classmethod
@@ -14,37 +16,57 @@ class LatentSyncFaceAlign(io.ComfyNode):
             node_id="LatentSyncFaceAlign",
             display_name="LatentSync Align Face",
             category=sockets.CATEGORY,
-            description="Follows one face through the clip and cuts it out, aligned. Frames without a reliable face pass through untouched.",
+            description="Follows one face through the clip and cuts it out, aligned. Frames without a reliable face stay untouched.",
             inputs=[
                 io.MultiType.Input("clip", [io.Video, io.Image], tooltip="The clip: a VIDEO is streamed, an IMAGE batch is used in place."),
-                io.Combo.Input("resolution", options=["512", "256"], default="512", tooltip="512 for LatentSync 1.6, 256 for 1.5 and the demo."),
+                io.Combo.Input("resolution", options=["512", "256"], tooltip="512 for LatentSync 1.6, 256 for 1.5 and the demo."),
                 io.Combo.Input(
                     "work_rate",
                     options=list(WORK_RATES),
                     tooltip="The frame rate of the work and of the result. 'source' keeps the clip's own rate, frame for frame.",
                 ),
-                io.Combo.Input("face", options=list(face.CHOICES), default=face.CHOICES[0], tooltip="Which face to follow when there are several."),
+                io.Float.Input(
+                    "image_rate", default=25.0, min=1.0, max=240.0, step=0.001, tooltip="Frame rate of an IMAGE batch. A VIDEO has its own."
+                ),
+                io.Combo.Input(
+                    "face",
+                    options=[*face.CHOICES, BY_INDEX],
+                    default=face.CHOICES[0],
+                    tooltip="Which face to follow when there are several; chosen where a face is first seen, then followed.",
+                ),
+                io.Int.Input(
+                    "face_index", default=0, min=0, max=99, optional=True, tooltip="For 'index': the face's number from the left, 0 first."
+                ),
                 io.Combo.Input(
                     "detector",
                     options=list(face.DETECTORS),
                     default=face.DETECTORS[0],
                     tooltip="'auto' takes InsightFace's files if you have them (non-commercial licence), else MediaPipe's (Apache-2.0).",
                 ),
-                io.Float.Input("min_score", default=0.5, min=0.05, max=1.0, step=0.05, tooltip="Faces the detector is less sure of are passed over."),
-                io.Int.Input("min_size", default=40, min=8, max=4096, tooltip="Faces narrower than this many pixels are passed over."),
+                io.Float.Input(
+                    "min_score",
+                    default=face.MIN_SCORE,
+                    min=0.05,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="Faces the detector is less sure of are passed over. Real faces reach 0.8, drawn ones seldom 0.6.",
+                ),
+                io.Int.Input("min_size", default=face.MIN_SIZE, min=8, max=4096, tooltip="Pixels; narrower faces are passed over."),
                 io.Boolean.Input("smooth", default=True, tooltip="The reference's smoothing of the alignment over time."),
-                io.Float.Input("image_rate", default=25.0, min=1.0, max=240.0, step=0.001, tooltip="Frame rate of an IMAGE batch. A VIDEO has its own."),
+                io.Mask.Input("face_mask", optional=True, tooltip="Marks the face to follow, instead of 'face'. One for all will do."),
             ],
             outputs=[sockets.Faces.Output(display_name="faces")],
         )
 
     @classmethod
-    def execute(cls, clip, resolution, work_rate, face, detector, min_score, min_size, smooth, image_rate) -> io.NodeOutput:
+    def execute(
+        cls, clip, resolution, work_rate, image_rate, face, detector, min_score, min_size, smooth, face_index=0, face_mask=None
+    ) -> io.NodeOutput:
         track = _align(
             clip_from(clip, work_rate, image_rate),
             detector,
             int(resolution),
-            choice=face,
+            choice=face_mask if face_mask is not None else face_index if face == BY_INDEX else face,
             min_score=min_score,
             min_size=min_size,
             smooth=smooth,

@@ -15,6 +15,7 @@ from ..errors import FaceError
 log = logging.getLogger(__name__)
 
 MIN_SIZE = 32  # px: a narrower face has too few pixels for a mouth
+MIN_SCORE = 0.6  # real faces, small, dim or turned, reach 0.8; a smiley 0.55
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,7 +130,7 @@ class Follower:
         if self._known is not None:
             face = most_alike(frame, finds, self._known)
         if face is None and (not returning or gap > PATIENCE):
-            face = choose(finds, self.choice, frame.shape)
+            face = choose(finds, self.choice, frame.shape, self._frame)
             self._known = None if face is not None else self._known
         return face, True
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import FaceError
 from .detector import Face, iou, square_crop
 
-CHOICES = ("largest", "left", "right", "0", "1", "2", "3")  # a number counts from the left
+CHOICES = ("largest", "left", "right")  # by name; an index from the left and a mask choose as well
 
 PATCH = 32  # px
 PATCH_SIDE = 1.2  # of the face's size: some hair and beard with it
@@ -22,27 +22,31 @@ NEAR, GROWTH = 1.0, 1.7  # sizes a face may move, and times it may grow, from on
 
 
 def check_choice(choice) -> str | int | np.ndarray:
-    """`choice` in one form: "largest", "left", "right", an index from the left, or a mask [H,W] (where not 0). Else FaceError."""
+    """`choice` in one form: "largest", "left", "right", an index from the left (0 first), or masks [K,H,W] (where not 0). Else FaceError.
+
+    A mask is [H,W] or, as ComfyUI's MASK, [K,H,W]: one for each of the first K frames, the last one also for all after.
+    """
     if hasattr(choice, "ndim"):
-        mask = np.asarray(choice, dtype=np.float32).squeeze()
-        if mask.ndim != 2 or not mask.any():
+        mask = np.asarray(choice, dtype=np.float32)
+        mask = mask[None] if mask.ndim == 2 else mask
+        if mask.ndim != 3 or not mask.any():
             marked = np.count_nonzero(mask)
             raise FaceError(f"the mask that chooses the face must be [H,W] and mark something; got {list(mask.shape)}, {marked} px marked")
         return mask
     text = str(choice).strip().lower()
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     if text not in CHOICES:
-        raise FaceError(f"unknown choice of face {choice!r}: use {', '.join(CHOICES[:3])}, a number from the left (0 first), or a mask")
+        raise FaceError(f"unknown choice of face {choice!r}: use {', '.join(CHOICES)}, a number from the left (0 first), or a mask")
     return text
 
 
-def choose(faces: list[Face], choice: str | int | np.ndarray, shape: tuple[int, ...]) -> Face | None:
-    """The face that `choice` (see `check_choice`) means among those of one frame of `shape`; None when there is no such face."""
+def choose(faces: list[Face], choice: str | int | np.ndarray, shape: tuple[int, ...], frame: int = 0) -> Face | None:
+    """The face that `choice` (see `check_choice`) means among those of frame number `frame`, of `shape`; None when it is not there."""
     if not faces:
         return None
     if isinstance(choice, np.ndarray):
-        mask = cv2.resize(choice, (shape[1], shape[0]), interpolation=cv2.INTER_NEAREST)
+        mask = cv2.resize(choice[min(frame, len(choice) - 1)], (shape[1], shape[0]), interpolation=cv2.INTER_NEAREST)
         shares = [_covered(mask, face.box) for face in faces]
         return faces[int(np.argmax(shares))] if max(shares) > 0 else None
     if choice == "largest":

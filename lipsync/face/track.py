@@ -15,7 +15,7 @@ from ..errors import FaceError, MediaError, ShapeError
 from ..progress import Progress, silent
 from ..spool import MEMORY_LIMIT, Spool, require_space
 from .align import Aligner, warp_crop
-from .detector import MIN_SIZE, Detector
+from .detector import MIN_SCORE, MIN_SIZE, Detector
 from .follower import Follower, Refused
 from .identity import check_choice
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_SCORE = 0.6  # real faces, small, dim or turned, reach 0.8; a smiley 0.55
 DETECT_EVERY = 8  # frames
 CROP_BYTES = 3
 
@@ -40,7 +39,8 @@ class FaceTrack:
     run_ids: int32 [N], -1 where not found; a new number after each gap, cut, or change of face.
     crops: uint8 rows [r,r,3], one for each found frame, in order.
     crop_row: int64 [N], the frame's row in `crops`, -1 where not found.
-    detector: what found the faces and where it ran, for people.
+    detector: what found the faces and where it ran, for people (F09).
+    frame_ms: milliseconds a frame that making the track took, reading included.
     """
 
     clip: "Clip"
@@ -53,6 +53,7 @@ class FaceTrack:
     crops: Spool
     crop_row: np.ndarray
     detector: str = ""
+    frame_ms: float = 0.0
 
     def __len__(self) -> int:
         return len(self.found)
@@ -68,7 +69,7 @@ class FaceTrack:
         widths = self.boxes[self.found, 2] - self.boxes[self.found, 0]
         runs = len(np.unique(self.run_ids[self.found]))
         text = f"Face found in {count} of {len(self)} frames, {widths.min():.0f} to {widths.max():.0f} px wide, "
-        text += f"in {runs} run{'s' * (runs != 1)} ({self.detector})."
+        text += f"in {runs} run{'s' * (runs != 1)} ({self.detector}, {self.frame_ms:.1f} ms a frame)."
         if gaps:
             listed = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in gaps[:5])
             more = f" and {len(gaps) - 5} more stretches" if len(gaps) > 5 else ""
@@ -129,9 +130,8 @@ def align_clip(
     except BaseException:
         crops.close()
         raise
-    log.info("faces: %.1f ms a frame, %s on %s", (time.perf_counter() - started) / len(rows) * 1e3, detector.name, detector.device)
     found, matrices, scores, boxes, runs = (np.array(column) for column in zip(*rows, strict=True))
-    return FaceTrack(
+    made = FaceTrack(
         clip=clip,
         resolution=resolution,
         found=found.astype(bool),
@@ -142,7 +142,10 @@ def align_clip(
         crops=crops,
         crop_row=np.where(found, np.cumsum(found) - 1, -1).astype(np.int64),
         detector=f"{detector.name} on {detector.device}",
+        frame_ms=(time.perf_counter() - started) / len(rows) * 1e3,
     )
+    log.info("%s", made.summary())
+    return made
 
 
 def _with_finds(frames, detector, min_size):

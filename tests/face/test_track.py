@@ -1,10 +1,12 @@
 """One face followed through a clip: real detector, painted clips."""
 import inspect
+import re
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from latentsync_rtx.lipsync import spool
 from latentsync_rtx.lipsync.clip import open_clip
 from latentsync_rtx.lipsync.errors import DiskSpaceError, FaceError, ShapeError
@@ -65,7 +67,7 @@ def test_a_moving_face_is_followed_and_cut_out(any_detector, stage):
     first, last = found.crops.read([0, 19]).astype(float)
     assert np.abs(first - last)[60:200, 60:200].mean() < 12
     assert "20 of 20" in found.summary()
-    assert "MediaPipe on CPU" in found.summary()  # F09
+    assert re.search(r"MediaPipe on CPU, \d+\.\d ms a frame", found.summary())  # F09
 
 
 def test_one_black_frame_is_a_gap_and_nothing_more(any_detector, stage):
@@ -128,6 +130,15 @@ def test_a_mask_chooses(detector, stage):
     mask = np.zeros((36, 64), np.float32)  # another size than the frame
     mask[10:26, 4:24] = 1
     assert np.abs(centres(follow(frames, detector, choice=mask))[:, 0] - 160).max() < 20
+    masks = torch.zeros(2, 36, 64)  # ComfyUI's MASK, one a frame; the face is chosen where it is first seen
+    masks[0, 10:26, 44:] = 1
+    masks[1, 10:26, 4:24] = 1
+    assert np.abs(centres(follow(frames, detector, choice=masks))[:, 0] - 480).max() < 20
+    late = follow([stage.empty(), frames[0]], detector, choice=masks)
+    assert late.found.tolist() == [False, True]
+    assert abs(centres(late)[1, 0] - 160) < 20
+    with pytest.raises(FaceError, match="mark something"):
+        follow(frames, detector, choice=torch.zeros(1, 64, 64))
 
 
 def test_one_person_walks_behind_another(detector, stage):
@@ -211,7 +222,7 @@ def test_the_offered_choices_are_understood(detector, stage):
     frame = stage.empty()
     for x in (80, 240, 400, 560):
         stage.put(frame, x, 180, 150)
-    for choice in CHOICES:
+    for choice in (*CHOICES, 3):
         assert follow([frame], detector, choice=choice, min_size=50).found.all()
 
 
