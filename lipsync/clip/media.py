@@ -3,6 +3,7 @@ import hashlib
 import io
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import av
@@ -19,6 +20,7 @@ class Media:
     name: str
     path: str | None = None
     data: bytes | None = None
+    stamp: str = ""  # path, size and time of change when it was first looked at
 
     @classmethod
     def of(cls, source: "str | os.PathLike | io.BytesIO | Media") -> "Media":
@@ -28,7 +30,8 @@ class Media:
         if isinstance(source, io.BytesIO):
             media = cls("the clip in memory", data=source.getvalue())
         elif isinstance(source, (str, os.PathLike)):
-            media = cls(str(source), path=os.path.abspath(os.fspath(source)))  # absolute: "it: a clip.mp4" would read as a protocol
+            path = os.path.abspath(os.fspath(source))  # "it: a clip.mp4" by itself would read as a protocol
+            media = cls(str(source), path, stamp=_stamp(path))
         else:
             raise MediaError(f"cannot open a {type(source).__name__} as a clip: give a path, a BytesIO, or an IMAGE tensor")
         media._require_media()
@@ -44,24 +47,32 @@ class Media:
     def cannot_open(self, why: str) -> MediaError:
         return MediaError(f"cannot open {self.name}: {why}")
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        if self.data is not None:
-            return hashlib.sha256(self.data).hexdigest()
-        status = os.stat(self.path)
-        return hashlib.sha256(os.fsencode(f"{self.path}|{status.st_size}|{status.st_mtime_ns}")).hexdigest()
+        """Of the content in memory, or of the path, size and time of change on disk."""
+        return hashlib.sha256(os.fsencode(self.stamp) if self.data is None else self.data).hexdigest()
 
     def _require_media(self) -> None:
         if self.path is not None and os.path.isdir(self.path):
             raise self.cannot_open("it is a folder")
+        if self.path is not None and os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise self.cannot_open("it is a device or a pipe; give a file")
         try:
             head = self.data[:64] if self.path is None else _head(self.path)
-        except OSError as error:
-            raise self.cannot_open(error.strerror or str(error)) from error
+        except (OSError, ValueError) as error:
+            raise self.cannot_open(reason(error)) from error
         if not head:
             raise self.cannot_open("it is empty (0 bytes)")
         if head.startswith(_LFS_POINTER):
             raise self.cannot_open("it is a Git LFS pointer, not the media itself; run `git lfs pull` where it came from")
+
+
+def _stamp(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # said by `_require_media`
+        return path
+    return f"{path}|{status.st_size}|{status.st_mtime_ns}"
 
 
 def _head(path: str) -> bytes:

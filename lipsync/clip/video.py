@@ -30,6 +30,7 @@ _EPSILON = 0.004  # seconds: how late a timestamp may be and still count for a t
 _BROKEN_CLOCK = 600  # seconds between two pictures: a counter that wrapped around or was reset, not a clip
 _WORTH_A_SEEK = 24  # frames that are sooner decoded than sought past
 _MOST_THREADS = 8  # each holds a frame
+_SPILL_MEMORY = 64 << 20
 _SPILL_BYTES = 4 << 30  # the most that reading backwards keeps in its temporary file, and at most half of what is free there
 
 
@@ -52,7 +53,7 @@ class VideoClip(Clip):
             stream = picture_stream(container)
             self.has_audio = sound_stream(container) is not None
             if stream is None:
-                raise self.media.cannot_open("it has sound but no pictures" if self.has_audio else "it has no pictures")
+                raise self.media.cannot_open(f"it has {'sound but ' * self.has_audio}no pictures that FFmpeg can decode")
             first = self._first_picture(container, stream)
             self._turn = _turn_of(first)
             self.look = look_of(stream, first, self._turn.transposed)
@@ -143,7 +144,7 @@ class VideoClip(Clip):
             part = ordinals[:room]
             part = part[part >= key]
             forwards = np.unique(part)
-            with Spool((self.height, self.width, 3), folder=folder) as spool:
+            with Spool((self.height, self.width, 3), folder=folder, memory_limit_bytes=_SPILL_MEMORY) as spool:
                 for ordinal in forwards.tolist():
                     spool.append(self._picture(convert, decoder.at(ordinal)))
                 for row in np.searchsorted(forwards, part).tolist():
@@ -188,10 +189,11 @@ class _Decoder:
         self._stop()
 
     def _stop(self) -> None:
-        if self._container is not None:
+        if self._frames is not None:
             self._frames.close()
+        if self._container is not None:
             self._container.close()
-        self._container = self._held = self._next = None
+        self._container = self._frames = self._held = self._next = None
 
     def _must_seek(self, ordinal: int) -> bool:
         if self._container is None:
@@ -217,14 +219,17 @@ class _Decoder:
         self._start(None)
 
     def _start(self, stamp: int | None) -> bool:
-        self._stop()
-        self._container = self._media.open()
+        if self._frames is not None:
+            self._frames.close()
+        if self._container is None or stamp is None:
+            self._stop()
+            self._container = self._media.open()
+        self._held = self._next = None
         stream = picture_stream(self._container)
         if stamp is not None:
             try:
                 self._container.seek(stamp, stream=stream, backward=True)
             except (av.FFmpegError, OSError):
-                self._frames = iter(())
                 return False
         self._frames = self._numbered(_decoded(self._container, stream))
         self._held = next(self._frames, None)
@@ -245,15 +250,16 @@ class _Decoder:
 
 def _decoded(container, stream) -> Iterator[av.VideoFrame]:
     """All pictures that can be decoded from here on; damaged packets are passed over."""
-    stream.thread_type = "AUTO"
-    stream.codec_context.thread_count = min(_MOST_THREADS, os.cpu_count() or 1)
+    context = stream.codec_context
+    if not context.is_open:
+        context.thread_type, context.thread_count = "AUTO", min(_MOST_THREADS, os.cpu_count() or 1)
     try:
         for packet in container.demux(stream):
             with contextlib.suppress(av.FFmpegError):
                 yield from packet.decode()
     except (av.FFmpegError, OSError):  # the file itself ends in ruins: give what the decoder still holds
         with contextlib.suppress(av.FFmpegError):
-            yield from stream.codec_context.decode(None)
+            yield from context.decode(None)
 
 
 def _stretches(ordinals: np.ndarray) -> Iterator[tuple[int, int, bool]]:

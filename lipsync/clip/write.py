@@ -58,9 +58,9 @@ class ClipWriter:
         self.frames_written = 0
         self._audio = Media.of(audio) if isinstance(audio, (str, os.PathLike, io.BytesIO)) else audio
         self._crf, self._preset, self._encoder, self._look = crf, preset, encoder, look or Look()
-        self._partial = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.part")
+        self._partial = self.path.with_name(f"{self.path.stem[:40]}.{secrets.token_hex(4)}.part")  # the name may be as long as names may be
         self._container = self._sound = self._error = None
-        self._abandoned = False
+        self._abandoned = self._finished = False
         self._waiting: queue.Queue = queue.Queue(_WAITING_FRAMES)
         self._thread = threading.Thread(target=self._work, name=f"encode {self.path.name}", daemon=True)
 
@@ -83,6 +83,8 @@ class ClipWriter:
         """Append one frame, uint8 RGB [height, width, 3]; it is copied."""
         if frame.dtype != np.uint8 or frame.shape != (self.height, self.width, 3):
             raise ShapeError(f"this clip takes frames uint8 [{self.height}, {self.width}, 3], not {frame.dtype} {list(frame.shape)}")
+        if not self._thread.is_alive():
+            raise ValueError("a ClipWriter writes inside its `with` block only")
         self._raise_error()
         odd = (self.height % 2, self.width % 2)
         if any(odd):
@@ -97,7 +99,9 @@ class ClipWriter:
             self._abandon()
 
     def close(self) -> None:
-        """Finish the file and give it its name. The `with` does it."""
+        """Finish the file and give it its name. The `with` does it; a second time does nothing."""
+        if self._finished:
+            return
         try:
             self._stop()
             self._raise_error()
@@ -110,6 +114,7 @@ class ClipWriter:
         except BaseException:
             self._abandon()
             raise
+        self._finished = True
         log.info("wrote %s: %d frames", self.path, self.frames_written)
 
     def _cannot(self, error: BaseException) -> MediaError:
@@ -131,6 +136,9 @@ class ClipWriter:
         self._discard()
 
     def _discard(self) -> None:
+        """The file goes first, where the system lets an open one go: closing then fails at once instead of moving a gigabyte of film."""
+        with contextlib.suppress(OSError):
+            self._partial.unlink(missing_ok=True)
         with contextlib.suppress(av.FFmpegError, OSError):
             self._close_files()
         with contextlib.suppress(OSError):

@@ -44,11 +44,13 @@ def add_tone(container, stream, seconds: float, rate: int, channels: int, pts: i
 
 
 def make_clip(path, count=10, rate=25, size=(64, 48), *, codec="libx264", pix_fmt="yuv420p", times=None, ticks=None, options=None,
-              sound=None, sound_codec="aac", sound_rate=44100, channels=2, sound_pts=0, first=0, pictures=None, tags=None, **opening):
+              sound=None, sound_codec="aac", sound_rate=44100, channels=2, sound_pts=0, sound_first=False, first=0, pictures=None, tags=None, **opening):
     """A clip of `count` numbered pictures at `path`; `times` are timestamps in units of `ticks` (default 0, 1, 2... in 1/rate)."""
     rate = Fraction(rate)
     ticks = ticks or 1 / rate
     with av.open(str(path), "w", **opening) as container:
+        if sound and sound_first:
+            sound_stream = container.add_stream(sound_codec, rate=sound_rate, layout=LAYOUTS[channels])
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = size[0] + size[0] % 2 * (pix_fmt == "yuv420p"), size[1] + size[1] % 2, pix_fmt
         if options:
@@ -56,7 +58,7 @@ def make_clip(path, count=10, rate=25, size=(64, 48), *, codec="libx264", pix_fm
         for name, value in (tags or {}).items():
             setattr(stream.codec_context, name, value)
         stream.codec_context.time_base = ticks
-        if sound:
+        if sound and not sound_first:
             sound_stream = container.add_stream(sound_codec, rate=sound_rate, layout=LAYOUTS[channels])
         for place in range(count):
             rgb = pictures[place] if pictures is not None else picture(first + place, stream.width, stream.height)

@@ -243,6 +243,13 @@ def test_names_of_files(tmp_path, media, name, monkeypatch):  # F27
     assert read_audio(name) is not None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_is_refused_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.mp4")
+    with pytest.raises(MediaError, match=r"cannot open .*pipe"):
+        open_clip(tmp_path / "pipe.mp4")
+
+
 def test_metadata_in_an_unknown_encoding(tmp_path, media):
     path = media.make_clip(tmp_path / "a.mkv", 3)
     data = path.read_bytes()
@@ -300,6 +307,24 @@ def test_a_clip_whose_size_changes_midway(tmp_path, media):
     frames = list(clip.frames())
     assert {frame.shape for frame in frames} == {(48, 64, 3)} and len(frames) == clip.frame_count
     assert media.number(frames[0]) == 0 and media.number(frames[-1]) == 9
+
+
+def test_fragmented_mp4(tmp_path, media):
+    """What browsers record and streams are made of: no index at all."""
+    fragments = {"movflags": "frag_keyframe+empty_moov"}
+    path = media.make_clip(tmp_path / "a.mp4", 60, sound=2.4, options={"g": "12"}, container_options=fragments)
+    clip = open_clip(path)
+    assert (clip.rate, clip.frame_count, clip.has_audio) == (25, 60, True)
+    assert media.numbers(clip.frames()) == list(range(60))
+    assert media.numbers(clip.frames_at([50, 20, 19, 59])) == [50, 20, 19, 59]
+
+
+def test_pictures_after_a_track_of_something_else(tmp_path, media):
+    """Sound first, then pictures: the stream's number is not its place."""
+    path = media.make_clip(tmp_path / "a.mkv", 10, sound=0.4, sound_first=True)
+    assert media.facts(path)["video"].index == 1
+    assert media.numbers(open_clip(path).frames_at([9, 1])) == [9, 1]
+    assert read_audio(path) is not None
 
 
 def test_fingerprint_follows_content_and_rate(tmp_path, media):  # F50

@@ -317,3 +317,23 @@ def test_the_index_comes_first(tmp_path, media):
         writer.write(media.picture(0))
     data = (tmp_path / "a.mp4").read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path, media):
+    for name in ("x" * 251 + ".mp4", "唇" * 83 + ".mp4"):
+        with ClipWriter(tmp_path / name, 64, 48, 25, **FAST) as writer:
+            writer.write(media.picture(0))
+        assert (tmp_path / name).is_file()
+
+
+def test_closing_twice_and_writing_outside(tmp_path, media):
+    writer = ClipWriter(tmp_path / "a.mp4", 64, 48, 25, **FAST)
+    with pytest.raises(ValueError, match="with"):
+        writer.write(media.picture(0))
+    with writer:
+        writer.write(media.picture(0))
+        writer.close()
+        assert (tmp_path / "a.mp4").is_file()
+    with pytest.raises(ValueError, match="with"):
+        writer.write(media.picture(0))
+    assert (tmp_path / "a.mp4").is_file()
