@@ -1,6 +1,7 @@
 """Small media made with PyAV. Every picture carries its number as 4x4 grey blocks, which survive any codec, so a test can tell which frame
 it got and which way up."""
 import struct
+import types
 from fractions import Fraction
 
 import av
@@ -44,7 +45,8 @@ def add_tone(container, stream, seconds: float, rate: int, channels: int, pts: i
 
 
 def make_clip(path, count=10, rate=25, size=(64, 48), *, codec="libx264", pix_fmt="yuv420p", times=None, ticks=None, options=None,
-              sound=None, sound_codec="aac", sound_rate=44100, channels=2, sound_pts=0, sound_first=False, first=0, pictures=None, tags=None, **opening):
+              sound=None, sound_codec="aac", sound_rate=44100, channels=2, sound_pts=0, sound_first=False, first=0, pictures=None, tags=None,
+              **opening):
     """A clip of `count` numbered pictures at `path`; `times` are timestamps in units of `ticks` (default 0, 1, 2... in 1/rate)."""
     rate = Fraction(rate)
     ticks = ticks or 1 / rate
@@ -88,15 +90,17 @@ def turn(path, how) -> None:
 
 
 def stream_facts(path) -> dict:
-    with av.open(str(path)) as container:
-        return {stream.type: stream for stream in container.streams} | {"container": container}
+    """Per kind of stream, what its header says: index, codec, pix_fmt, start, seconds."""
+    with av.open(str(path)) as container:  # a stream must not be asked after its container is closed
+        return {stream.type: types.SimpleNamespace(
+            index=stream.index, codec=stream.codec_context.name, pix_fmt=getattr(stream.codec_context, "pix_fmt", None),
+            start=stream.start_time, seconds=float((stream.duration or 0) * stream.time_base),
+        ) for stream in container.streams}
 
 
 @pytest.fixture
 def media():
     """The makers above, for tests: pytest's import mode leaves no other way to share them."""
-    import types
-
     return types.SimpleNamespace(
         picture=picture, number=number, numbers=numbers, tone=tone, make_clip=make_clip, turn=turn, MATRICES=MATRICES, facts=stream_facts
     )
