@@ -6,6 +6,7 @@ the mouth is tied to time, never to a count of faces.
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Rational
 
 import numpy as np
 
@@ -39,7 +40,8 @@ class Timeline:
 
 def frames_in(seconds: float | Fraction, rate: Fraction) -> int:
     """How many frames `seconds` are: rounded to the nearest (a half rounds up), at least one."""
-    return max(1, math.floor(Fraction(seconds) * rate + Fraction(1, 2)))
+    exact = seconds if isinstance(seconds, Rational) else Fraction(float(seconds))
+    return max(1, math.floor(exact * rate + Fraction(1, 2)))
 
 
 def build(track_frames: int, rate: Fraction, audio_seconds: float | Fraction, length: str = "audio", extend: str = "ping-pong") -> Timeline:

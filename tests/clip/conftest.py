@@ -45,8 +45,8 @@ def add_tone(container, stream, seconds: float, rate: int, channels: int, pts: i
 
 
 def make_clip(path, count=10, rate=25, size=(64, 48), *, codec="libx264", pix_fmt="yuv420p", times=None, ticks=None, options=None,
-              sound=None, sound_codec="aac", sound_rate=44100, channels=2, sound_pts=0, sound_first=False, first=0, pictures=None, tags=None,
-              **opening):
+              sound=None, sound_codec="aac", sound_rate=44100, channels=2, sound_pts=0, sound_first=False,
+              first=0, pictures=None, tags=None, **opening):
     """A clip of `count` numbered pictures at `path`; `times` are timestamps in units of `ticks` (default 0, 1, 2... in 1/rate)."""
     rate = Fraction(rate)
     ticks = ticks or 1 / rate

@@ -13,6 +13,8 @@ import torch
 from latentsync_rtx.lipsync.clip import Look, as_rate, open_clip, read_audio
 from latentsync_rtx.lipsync.errors import MediaError, ShapeError
 
+DEMO = Path(__file__).resolve().parents[3] / "shared" / "media" / "demo1_video.mp4"
+
 
 def test_every_frame_in_order(tmp_path, media):
     clip = open_clip(media.make_clip(tmp_path / "a.mp4", 40))
@@ -375,3 +377,13 @@ def test_rates():
     for wrong in (0, -25, float("nan"), float("inf"), "fast", 10000, None):
         with pytest.raises(MediaError, match="rate"):
             as_rate(wrong)
+
+
+@pytest.mark.skipif(not DEMO.is_file(), reason="the demo clip is not here")
+def test_a_real_clip_reads_as_comfyui_reads_it():
+    clip = open_clip(DEMO)
+    assert (clip.width, clip.height, clip.rate, clip.frame_count, clip.has_audio) == (1080, 1920, 25, 250, True)
+    with av.open(str(DEMO)) as container:
+        container.streams.video[0].thread_type = "AUTO"
+        for ours, frame in zip(clip.frames_at(range(8)), container.decode(video=0), strict=False):
+            assert np.array_equal(ours, frame.to_ndarray(format="rgb24")) or int(av.__version__.split(".")[0]) < 17  # which ignores tags
