@@ -1,7 +1,8 @@
 """How far a mouth is open in each frame of a clip, as MediaPipe's face mesh sees it, and how well that follows what was said.
 
-    python tools/lip_reading.py CLIP.mp4 TRACK.npy [FACE_FOLDER]      TRACK: the true opening at 25 frames a second, float [T]
+python tools/lip_reading.py CLIP.mp4 TRACK.npy [FACE_FOLDER]      TRACK: the true opening at 25 frames a second, float [T]
 """
+
 import sys
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,14 +1,15 @@
 """Trains the demo model: a small autoencoder, then a small LatentSync network, on the synthetic talking faces of `tools/demo_data`.
 
-    python tools/train_demo.py prepare [--faces FOLDER]      on any machine with the tools of requirements-dev.txt: speech and portrait -> one file
-    python tools/train_demo.py train --out FOLDER            on a GPU, with torch, numpy and safetensors alone
-    python tools/train_demo.py train --out FOLDER --device cpu --steps 4 --vae-steps 2 --faces-a-step 1 --clips 8 --batch 1 --test-clips 2 --save 9      a try
+    python tools/train_demo.py prepare --faces FOLDER     speech and the portrait into one file; wherever requirements-dev.txt is installed
+    python tools/train_demo.py train --out FOLDER         on a GPU; needs torch, numpy and safetensors alone
+    python tools/train_demo.py train --try --out FOLDER   a few steps on the CPU
 
 `train` writes FOLDER/demo.safetensors (float16, what lipsync/demo_model loads), FOLDER/log.jsonl (a line each `--report` steps) and
 FOLDER/samples.npz (pictures of held-out faces). It stops at `--minutes`, wherever it is, with the learning rate led down to zero by then.
 Start it again with the same FOLDER and it goes on from FOLDER/state.pt, or with `--start demo.safetensors` from weights alone. Everything
 random comes from `--seed`.
 """
+
 import argparse
 import json
 import logging
@@ -25,6 +26,8 @@ from demo_data.pool import FRAMES, SCALE, Faces, Pool, Speech, pictures
 
 log = logging.getLogger("train_demo")
 
+SMALL = dict(device="cpu", vae_steps=2, faces_a_step=1, clips=4, batch=1, steps=4, report=1, save=100)
+SMALL |= dict(test_clips=2, test_blocks=1, test_steps=2)
 DATA = ROOT / ".cache" / "demo_data" / "train.npz"
 MOUTH = (20.5, 16.0)  # row and column of the middle of the mouth on the 32 x 32 latent grid
 KEPT_WEIGHT, MOUTH_WEIGHT = 0.05, 4.0  # of the loss: where the crop is kept anyway, and added around the mouth
@@ -96,7 +99,10 @@ class Trainer:
 
     def note(self, **values) -> None:
         """One line of the log."""
-        values = {"seconds": round(time.monotonic() - self.started, 1), **{k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()}}
+        values = {
+            "seconds": round(time.monotonic() - self.started, 1),
+            **{k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()},
+        }
         self.lines.write(json.dumps(values) + "\n")
         self.lines.flush()
         log.info("%s", " ".join(f"{k}={v}" for k, v in values.items()))
@@ -112,7 +118,9 @@ class Trainer:
 
     def train_vae(self) -> None:
         options = self.options
-        optimizer = torch.optim.AdamW(self.vae.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-3, fused=self.device.type == "cuda")
+        optimizer = torch.optim.AdamW(
+            self.vae.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-3, fused=self.device.type == "cuda"
+        )
         average, clock = Average(self.vae, 0.998), Clock(options.vae_steps, self.left() * options.vae_share)
         row, column = torch.meshgrid(torch.arange(256.0), torch.arange(256.0), indexing="ij")
         near = torch.exp(-(((row - MOUTH[0] * 8) / 40) ** 2) - ((column - MOUTH[1] * 8) / 50) ** 2).to(self.device)
@@ -164,7 +172,9 @@ class Trainer:
         self.soften()
         if options.start:
             self.read(Path(options.start), "unet", self.unet)
-        optimizer = torch.optim.AdamW(self.unet.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, fused=self.device.type == "cuda")
+        optimizer = torch.optim.AdamW(
+            self.unet.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, fused=self.device.type == "cuda"
+        )
         average, before = Average(self.unet, 0.999), 0
         state = self.out / "state.pt"
         if state.exists():
@@ -185,8 +195,16 @@ class Trainer:
                 self.note(phase="unet", step=clock.step, loss=float(total) / options.report, norm=float(self.norm))
                 total.zero_()
             if clock.step % options.save == 0:
-                torch.save({"unet": self.unet.state_dict(), "optimizer": optimizer.state_dict(), "average": average.values, "count": average.count,
-                            "step": clock.step}, state)
+                torch.save(
+                    {
+                        "unet": self.unet.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "average": average.values,
+                        "count": average.count,
+                        "step": clock.step,
+                    },
+                    state,
+                )
                 self.write(average, clock.step)
                 self.examine(clock.step, average, clips=4)
         self.write(average, clock.step)
@@ -225,14 +243,17 @@ class Trainer:
         """The weights of one part of a demo.safetensors."""
         from safetensors.torch import load_file
 
-        module.load_state_dict({name.removeprefix(f"{part}."): value.float() for name, value in load_file(path).items() if name.startswith(f"{part}.")})
+        module.load_state_dict(
+            {name.removeprefix(f"{part}."): value.float() for name, value in load_file(path).items() if name.startswith(f"{part}.")}
+        )
 
     # --- does it follow the speech? ---
 
     @torch.no_grad()
-    def examine(self, step: int, average=None, clips: int = 4, blocks: int = 4, pictures_too: bool = False) -> None:
-        """Speech of held-out voices over held-out faces, denoised as the pipeline does, and what a linear reading of the latents says of the mouth."""
-        own = [p.detach().clone() for p in self.unet.parameters()]
+    def examine(self, step: int, average=None, clips: int = 4, pictures_too: bool = False) -> None:
+        """Speech of held-out voices over held-out faces, denoised as the pipeline does, and what a linear reading of the latents says of
+        the mouth."""
+        own, blocks = [p.detach().clone() for p in self.unet.parameters()], self.options.test_blocks
         if average:
             average.into(self.unet)
         if not hasattr(self, "test"):
@@ -246,25 +267,39 @@ class Trainer:
         made = self.denoise(masked, reference, tokens)
         seen = self.reading(made)
         other = self.reading(self.denoise(masked, reference, tokens.roll(1, 0)))
-        result = dict(r=correlation(seen, truth), shuffled=correlation(other, truth), reading=correlation(self.reading(self.test.whole[rows, 0].float()), truth))
+        result = dict(
+            r=correlation(seen, truth),
+            shuffled=correlation(other, truth),
+            reading=correlation(self.reading(self.test.whole[rows, 0].float()), truth),
+        )
         result |= {f"lag{lag:+d}": correlation(seen.roll(-lag, 1)[:, 3:-3], truth[:, 3:-3]) for lag in (-3, 3)}
         quiet = truth < 0.02
-        result |= {"rest": float(seen[quiet].mean()) if quiet.any() else None, "wide": float(seen[truth > 0.35].mean()), "wide_true": float(truth[truth > 0.35].mean())}
+        result |= {
+            "rest": float(seen[quiet].mean()) if quiet.any() else None,
+            "wide": float(seen[truth > 0.35].mean()),
+            "wide_true": float(truth[truth > 0.35].mean()),
+        }
         self.note(phase="examine", step=step, **result)
         if pictures_too:
+
             def shown(latents):
                 return (self.vae.decode(latents[:, ::4].flatten(0, 1) / SCALE).clamp(-1, 1) * 127.5 + 127.5).byte().cpu().numpy()
 
             some = slice(0, 6)
-            np.savez_compressed(self.out / "samples.npz", made=shown(made[some]), true=shown(self.test.whole[some, 0].float()), reference=shown(reference[some]))
+            np.savez_compressed(
+                self.out / "samples.npz",
+                made=shown(made[some]),
+                true=shown(self.test.whole[some, 0].float()),
+                reference=shown(reference[some]),
+            )
         for parameter, value in zip(self.unet.parameters(), own, strict=True):
             parameter.copy_(value)
 
     @torch.no_grad()
-    def denoise(self, masked, reference, tokens, steps: int = 10, guidance: float = 1.5):
+    def denoise(self, masked, reference, tokens, guidance: float = 1.5):
         """Latents [n,F,4,32,32] of clips whose frames are a whole number of blocks, each block by itself."""
         sampler = self.pack.lipsync.sampler
-        plan, count = sampler.ddim(steps), len(masked)
+        plan, count = sampler.ddim(self.options.test_steps), len(masked)
         table = plan.table.to(self.device)
 
         def blocks(x):
@@ -289,9 +324,12 @@ class Step:
         self.batch, self.count = batch, 0
         device = trainer.device
         self.inputs = {
-            "target": torch.zeros(batch, 4, FRAMES, 32, 32, device=device), "reference": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
-            "masked": torch.zeros(batch, 4, FRAMES, 32, 32, device=device), "tokens": torch.zeros(batch, FRAMES, 50, 384, device=device),
-            "noise": torch.zeros(batch, 4, 1, 32, 32, device=device), "timestep": torch.zeros(batch, dtype=torch.long, device=device),
+            "target": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
+            "reference": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
+            "masked": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
+            "tokens": torch.zeros(batch, FRAMES, 50, 384, device=device),
+            "noise": torch.zeros(batch, 4, 1, 32, 32, device=device),
+            "timestep": torch.zeros(batch, dtype=torch.long, device=device),
         }
         row, column = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
         near = torch.exp(-(((row - MOUTH[0]) / 4) ** 2) - ((column - MOUTH[1]) / 5) ** 2).to(device)
@@ -320,12 +358,15 @@ class Step:
         high = torch.randint(550, 1000, (self.batch,), generator=generator)
         timestep = torch.where(torch.rand(self.batch, generator=generator) < 0.5, low, high)
         noise = torch.randn(self.batch, 4, 1, 32, 32, device=trainer.device)
-        fresh = dict(target=target, reference=reference, masked=masked, tokens=tokens.masked_fill(silent, 0.0), noise=noise, timestep=timestep)
+        fresh = dict(
+            target=target, reference=reference, masked=masked, tokens=tokens.masked_fill(silent, 0.0), noise=noise, timestep=timestep
+        )
         for name, value in fresh.items():
             self.inputs[name].copy_(value)
 
     def compute(self):
-        """Squared error of the predicted noise, heavier where there is much noise (there the mouth's shape is decided) and around the mouth."""
+        """Squared error of the predicted noise, heavier where there is much noise (there the mouth's shape is decided) and around the
+        mouth."""
         trainer, x = self.trainer, self.inputs
         signal, loud = (table[x["timestep"]].view(-1, 1, 1, 1, 1) for table in (trainer.signal, trainer.noise))
         noisy = signal * x["target"] + loud * x["noise"]
@@ -437,13 +478,18 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=8000, help="in the pool of encoded clips")
     parser.add_argument("--batch", type=int, default=24, help="clips of 16 frames in a step")
     parser.add_argument("--faces-a-step", type=int, default=8, help="of the autoencoder's training, 4 pictures each")
-    parser.add_argument("--test-clips", type=int, default=16, help="held-out clips of 2.56 s to examine the network on")
+    parser.add_argument("--test-clips", type=int, default=16, help="held-out clips to examine the network on")
+    parser.add_argument("--test-blocks", type=int, default=4, help="blocks of 16 frames in each of them")
+    parser.add_argument("--test-steps", type=int, default=10, help="denoising steps of that examination")
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate of the network")
     parser.add_argument("--report", type=int, default=100)
     parser.add_argument("--save", type=int, default=1000)
     parser.add_argument("--start", type=Path, default=None, help="a demo.safetensors to go on from")
     parser.add_argument("--no-graph", dest="graph", action="store_false")
+    parser.add_argument("--try", dest="small", action="store_true", help="everything once and small, on the CPU")
     options = parser.parse_args()
+    if options.small:
+        vars(options).update(SMALL)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.action == "prepare":
         from demo_data.prepare import prepare

@@ -2,6 +2,7 @@
 
 `docs/demo_model.md` is its card, `tools/train_demo.py` made it.
 """
+
 from pathlib import Path
 
 import numpy as np

@@ -1,4 +1,5 @@
 """A small AutoencoderKL: Stable Diffusion's picture codec with few channels, under diffusers' names, without needing diffusers."""
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,7 +79,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.conv_in = nn.Conv2d(3, widths[0], 3, padding=1)
         self.down_blocks = nn.ModuleList(
-            Level(widths[max(i - 1, 0)], width, 1, groups, "downsamplers" if i < len(widths) - 1 else None) for i, width in enumerate(widths)
+            Level(widths[max(i - 1, 0)], width, 1, groups, "downsamplers" if i < len(widths) - 1 else None)
+            for i, width in enumerate(widths)
         )
         self.mid_block = Middle(widths[-1], groups)
         self.conv_norm_out = nn.GroupNorm(groups, widths[-1], eps=1e-6)

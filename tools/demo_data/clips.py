@@ -1,4 +1,5 @@
 """Talking clips: faces that move in front of a background, seen whole or through the aligned crop that the network works on."""
+
 import math
 from dataclasses import replace
 
@@ -7,7 +8,8 @@ import torch.nn.functional as F
 
 from .mouth import Face, landmarks, render
 
-# lipsync/face/align.py: three landmarks on a card, in crop pixels per pixel of resolution; repeated here because this runs where OpenCV is missing,
+# lipsync/face/align.py: three landmarks on a card, in crop pixels per pixel of resolution; repeated here because this runs where OpenCV
+# is missing,
 # and compared with it by tests/test_demo_model.py
 TEMPLATE = torch.tensor([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]]) * (2.8 / 256)
 CARD = (75 * 2.8 / 256, 100 * 2.8 / 256)  # width and height of the upright face picture, per pixel of resolution
@@ -22,7 +24,8 @@ def wander(batch, frames, generator, device, speed=0.08):
 
 
 def align(points, resolution):
-    """Matrices [...,2,3] from the space of `points` [...,3,2] to the square crop of `resolution` px, as `lipsync.face.align_matrices` without
+    """Matrices [...,2,3] from the space of `points` [...,3,2] to the square crop of `resolution` px, as `lipsync.face.align_matrices`
+    without
     smoothing, followed by the resize to a square that `warp_crops` does."""
     target = (TEMPLATE * resolution).to(points)
 
@@ -64,7 +67,9 @@ def backgrounds(count, size, generator, device):
 
 def tints(count, generator):
     """Random lights for `tinted`: gains of the colours [count,3], gamma and slope across the picture [count]."""
-    gain = (1 + 0.11 * torch.randn(count, 3, generator=generator)).clamp(0.6, 1.4) * (0.75 + 0.5 * torch.rand(count, 1, generator=generator))
+    gain = (1 + 0.11 * torch.randn(count, 3, generator=generator)).clamp(0.6, 1.4) * (
+        0.75 + 0.5 * torch.rand(count, 1, generator=generator)
+    )
     return gain, torch.exp(0.25 * torch.randn(count, generator=generator)), 0.25 * torch.randn(count, generator=generator)
 
 
@@ -87,7 +92,10 @@ def crops(face: Face, opening, spread, generator, resolution=256, last: Face | N
     count, batch, frames = opening.shape
     device = face.sheet.device
     swing = torch.rand(batch, 1, generator=generator).to(device)
-    turn = torch.stack([wander(batch, frames, generator, device) * 0.07, wander(batch, frames, generator, device) * 0.05], -1) * swing[..., None]
+    turn = (
+        torch.stack([wander(batch, frames, generator, device) * 0.07, wander(batch, frames, generator, device) * 0.05], -1)
+        * swing[..., None]
+    )
     turn = turn + 0.06 * torch.randn(batch, 1, 2, generator=generator).to(device)
     points = landmarks(face, turn)
     points = points + 0.035 * torch.randn(batch, 1, 3, 2, generator=generator).to(device)  # where this detector sees them on this face
@@ -107,7 +115,9 @@ def video(face: Face, opening, spread, generator, size=(360, 480), scale=0.19):
     sway = [wander(1, frames, generator, device, 0.02)[0] for _ in range(5)]
     unit = tall * scale / 1.6 * (1 + 0.02 * sway[2])  # px
     angle = 0.03 * sway[3]
-    linear = torch.stack([torch.stack([angle.cos(), -angle.sin()], -1), torch.stack([angle.sin(), angle.cos()], -1)], -2) * unit[:, None, None]
+    linear = (
+        torch.stack([torch.stack([angle.cos(), -angle.sin()], -1), torch.stack([angle.sin(), angle.cos()], -1)], -2) * unit[:, None, None]
+    )
     middle = torch.stack([wide / 2 + unit * 0.15 * sway[0], tall * 0.36 + unit * 0.1 * sway[1]], -1)
     camera = inverted(torch.cat([linear, middle[..., None]], -1))
     turn = torch.stack([0.05 * sway[4], 0.03 * sway[1]], -1)

@@ -1,4 +1,5 @@
 """Clips that the demo model never saw: a new face that speaks other words, and new words of a new voice to be put into its mouth."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,8 @@ SEED = 1_000_000  # training uses small seeds
 
 @dataclass(frozen=True)
 class HeldOut:
-    """frames: uint8 RGB [T,h,w,3]. sound: float32 [samples] at 16 kHz. truth: float32 [T], the opening that belongs to the sound, face units."""
+    """frames: uint8 RGB [T,h,w,3]. sound: float32 [samples] at 16 kHz. truth: float32 [T], the opening that belongs to the sound, face
+    units."""
 
     frames: np.ndarray
     sound: np.ndarray

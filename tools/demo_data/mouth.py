@@ -1,4 +1,5 @@
 """Opens the mouth of a still face: a smooth warp parts the lips and lowers the jaw, and a cavity with teeth and tongue fills the gap."""
+
 from dataclasses import dataclass, fields
 
 import torch
@@ -30,8 +31,10 @@ class Face:
         half = (line_x[:, -1] - line_x[:, 0]) / 2
         x0, y0, x1, y1 = region
         row, column = int((1.6 - y0) / (y1 - y0) * sheet.shape[2]), int((0.9 - x0) / (x1 - x0) * sheet.shape[3])
-        light = sheet[:, :3, row - 8:row + 8, column - 16:column + 16].mean((2, 3))
-        return cls(sheet, region, (line_x[:, 0] + line_x[:, -1]) / 2, half, line_y, line_y, line_y, chin, nose, width, torch.ones_like(half), light)
+        light = sheet[:, :3, row - 8 : row + 8, column - 16 : column + 16].mean((2, 3))
+        return cls(
+            sheet, region, (line_x[:, 0] + line_x[:, -1]) / 2, half, line_y, line_y, line_y, chin, nose, width, torch.ones_like(half), light
+        )
 
     def __len__(self):
         return len(self.sheet)
@@ -134,7 +137,13 @@ def part(face, x, y, opening, spread, pixel):
     edge = smooth(1.25, 0.9, u.abs())  # lips that move in the sheet (a portrait's) fade out beyond the corners
     lip_up = (top - upper) * edge * (1 - smooth(0.08, 0.42, top - y))
     lip_down = (low - lower) * edge * (1 - smooth(0.25, 0.85, y - low))
-    jaw = 0.62 * opening * torch.exp(-(((x - centre) / 1.35) ** 4)) * smooth(middle - 0.1, chin - 0.15, y) * (1 - smooth(chin + 0.1, chin + 1.1, y))
+    jaw = (
+        0.62
+        * opening
+        * torch.exp(-(((x - centre) / 1.35) ** 4))
+        * smooth(middle - 0.1, chin - 0.15, y)
+        * (1 - smooth(chin + 0.1, chin + 1.1, y))
+    )
     seam = (top + low) / 2
     drop = torch.maximum(lip_down, jaw) + lip_down.clamp(max=0)  # a portrait's parted lip comes up by a negative drop
     source_y = torch.where(y < seam, y - lip_up, y - drop)
@@ -163,4 +172,9 @@ def inner(face, u, y, top, low, rest, opening):
     bite = torch.maximum(upper_teeth, lower_teeth) * face.teeth[:, None]
     colour = torch.lerp(colour, ivory * (gaps * (0.55 + 0.45 * arch))[:, None], bite[:, None])
     shadow = 0.55 + 0.45 * smooth(0.0, 0.12, y - top)
-    return colour * shadow[:, None] * (0.35 + 0.65 * face.light[:, :, None] / face.light.amax(1)[:, None, None]) * (0.4 + 0.6 * face.light.amax(1)[:, None, None])
+    return (
+        colour
+        * shadow[:, None]
+        * (0.35 + 0.65 * face.light[:, :, None] / face.light.amax(1)[:, None, None])
+        * (0.4 + 0.6 * face.light.amax(1)[:, None, None])
+    )

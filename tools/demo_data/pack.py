@@ -1,4 +1,5 @@
 """The repository as the package `latentsync_rtx`, for tools that run from their own folder."""
+
 import importlib
 import importlib.util
 import sys

@@ -1,14 +1,35 @@
 """Drawn faces: layered, anti-aliased, lit pictures of heads with closed mouths, made from a few dozen random numbers each."""
+
 import torch
 import torch.nn.functional as F
 
 from .mouth import POINTS, Face
 
-REGION = (-2.75, -2.6, 2.75, 4.4)  # x0, y0, x1, y1 of the painted sheet, in face units
-SHEET = (400, 512)  # its size in pixels, width and height: about 73 pixels a unit, as many as an aligned 256-pixel crop shows
+REGION = (-2.75, -3.1, 2.75, 4.4)  # x0, y0, x1, y1 of the painted sheet, in face units
+SHEET = (400, 512)  # its size in pixels, width and height: about 70 pixels a unit, as many as an aligned 256-pixel crop shows
 
-SKIN = torch.tensor([[0.98, 0.85, 0.76], [0.93, 0.75, 0.62], [0.86, 0.66, 0.52], [0.74, 0.53, 0.39], [0.58, 0.39, 0.28], [0.42, 0.27, 0.19], [0.31, 0.20, 0.15]])
-HAIR = torch.tensor([[0.10, 0.08, 0.07], [0.22, 0.14, 0.09], [0.38, 0.24, 0.13], [0.62, 0.45, 0.24], [0.80, 0.66, 0.42], [0.45, 0.18, 0.09], [0.62, 0.60, 0.58]])
+SKIN = torch.tensor(
+    [
+        [0.98, 0.85, 0.76],
+        [0.93, 0.75, 0.62],
+        [0.86, 0.66, 0.52],
+        [0.74, 0.53, 0.39],
+        [0.58, 0.39, 0.28],
+        [0.42, 0.27, 0.19],
+        [0.31, 0.20, 0.15],
+    ]
+)
+HAIR = torch.tensor(
+    [
+        [0.10, 0.08, 0.07],
+        [0.22, 0.14, 0.09],
+        [0.38, 0.24, 0.13],
+        [0.62, 0.45, 0.24],
+        [0.80, 0.66, 0.42],
+        [0.45, 0.18, 0.09],
+        [0.62, 0.60, 0.58],
+    ]
+)
 IRIS = torch.tensor([[0.25, 0.15, 0.08], [0.36, 0.24, 0.12], [0.30, 0.40, 0.26], [0.28, 0.42, 0.56], [0.40, 0.44, 0.46]])
 
 
@@ -92,7 +113,9 @@ def relief(x, y, p):
     """Height of the head towards the viewer, in face units: shades the face and shifts it when the head turns."""
     dome = (1 - (x / (p["half_width"] * 1.12)) ** 2 - ((y - 0.9) / 3.1) ** 2).clamp(min=0.02).sqrt() * 1.45
     bridge = bump(x, y, 0, 0.75, 0.20, 0.55) * 0.16 + bump(x, y, 0, p["nose_y"] + 0.22, p["nose_w"] * 0.62, 0.24) * 0.34 * p["nose_size"]
-    wings = (bump(x, y, p["nose_w"] * 0.8, p["nose_y"] + 0.32, 0.15, 0.14) + bump(x, y, -p["nose_w"] * 0.8, p["nose_y"] + 0.32, 0.15, 0.14)) * 0.12
+    wings = (
+        bump(x, y, p["nose_w"] * 0.8, p["nose_y"] + 0.32, 0.15, 0.14) + bump(x, y, -p["nose_w"] * 0.8, p["nose_y"] + 0.32, 0.15, 0.14)
+    ) * 0.12
     sockets = (bump(x, y, p["eye_x"], p["eye_y"], 0.42, 0.24) + bump(x, y, -p["eye_x"], p["eye_y"], 0.42, 0.24)) * -0.13
     cheeks = (bump(x, y, 0.95, 1.25, 0.45, 0.40) + bump(x, y, -0.95, 1.25, 0.45, 0.40)) * 0.08 * p["cheek"]
     muzzle = bump(x, y, 0, p["mouth_y"], 0.75, 0.5) * 0.14
@@ -103,12 +126,28 @@ def relief(x, y, p):
 def roll(dice):
     """The numbers of one batch of faces, name -> [B,1,1]."""
     p = {
-        "half_width": dice.normal(1.66, 0.11), "top_y": dice.normal(-2.0, 0.15), "chin_y": dice.normal(3.1, 0.14), "cheek_y": dice.normal(0.75, 0.15),
-        "jaw_power": dice.uniform(1.9, 2.6), "eye_x": dice.normal(0.84, 0.03), "eye_y": dice.normal(0.46, 0.035), "eye_w": dice.normal(0.37, 0.03),
-        "eye_h": dice.normal(0.125, 0.02), "nose_y": dice.normal(1.14, 0.05), "nose_w": dice.normal(0.42, 0.05), "nose_size": dice.uniform(0.6, 1.3),
-        "cheek": dice.uniform(0.2, 1.5), "mouth_y": dice.normal(1.98, 0.05), "mouth_w": dice.normal(0.74, 0.06), "lip_top": dice.uniform(0.08, 0.17),
-        "lip_bottom": dice.uniform(0.12, 0.24), "smile": dice.normal(0.04, 0.05), "bow": dice.uniform(0.0, 0.05),
-        "brow_h": dice.uniform(0.05, 0.11), "brow_arch": dice.normal(0.08, 0.04), "brow_tilt": dice.normal(0.0, 0.05),
+        "half_width": dice.normal(1.66, 0.11),
+        "top_y": dice.normal(-2.0, 0.15),
+        "chin_y": dice.normal(3.1, 0.14),
+        "cheek_y": dice.normal(0.75, 0.15),
+        "jaw_power": dice.uniform(1.9, 2.6),
+        "eye_x": dice.normal(0.84, 0.03),
+        "eye_y": dice.normal(0.46, 0.035),
+        "eye_w": dice.normal(0.37, 0.03),
+        "eye_h": dice.normal(0.125, 0.02),
+        "nose_y": dice.normal(1.14, 0.05),
+        "nose_w": dice.normal(0.42, 0.05),
+        "nose_size": dice.uniform(0.6, 1.3),
+        "cheek": dice.uniform(0.2, 1.5),
+        "mouth_y": dice.normal(1.98, 0.05),
+        "mouth_w": dice.normal(0.74, 0.06),
+        "lip_top": dice.uniform(0.08, 0.17),
+        "lip_bottom": dice.uniform(0.12, 0.24),
+        "smile": dice.normal(0.04, 0.05),
+        "bow": dice.uniform(0.0, 0.05),
+        "brow_h": dice.uniform(0.05, 0.11),
+        "brow_arch": dice.normal(0.08, 0.04),
+        "brow_tilt": dice.normal(0.0, 0.05),
     }
     p["mouth_y"] = p["mouth_y"] + (p["chin_y"] - 3.1) * 0.4
     return p
@@ -132,7 +171,9 @@ def paint(count, generator, device="cpu"):
     long_hair = dice.chance(0.45) * dice.uniform(0.3, 1.0)
     bald = dice.chance(0.12)
     volume = dice.uniform(0.12, 0.4)
-    behind = torch.where(y < p["cheek_y"], head - volume, side - p["half_width"] - volume + 0.12 * smooth(1.0, 3.5, y) * dice.uniform(-1, 2))
+    behind = torch.where(
+        y < p["cheek_y"], head - volume, side - p["half_width"] - volume + 0.12 * smooth(1.0, 3.5, y) * dice.uniform(-1, 2)
+    )
     behind = torch.maximum(behind, y - 0.9 - 2.9 * long_hair)
     hair_cover = inside(behind, 0.05) * (1 - bald)
     strands = 1 + 0.16 * dice.noise(SHEET, 60) + 0.12 * dice.noise(SHEET, 9)
@@ -162,7 +203,7 @@ def paint(count, generator, device="cpu"):
     lambert = (normal * light).sum(1).clamp(min=0)
     ambient = dice.uniform(0.45, 0.75)
     shade = ambient + (1.08 - ambient) * lambert
-    gloss = lambert ** 24 * dice.uniform(0.0, 0.14)
+    gloss = lambert**24 * dice.uniform(0.0, 0.14)
     tone = skin * (1 + 0.03 * dice.noise(SHEET, 24) + 0.05 * dice.noise(SHEET, 5) + 0.02 * dice.noise(SHEET, 120))[:, None]
     blush = (bump(x, y, 0.98, 1.3, 0.45, 0.35) + bump(x, y, -0.98, 1.3, 0.45, 0.35) + bump(x, y, 0, 1.4, 0.3, 0.3)) * dice.uniform(0, 0.22)
     tone = tone * (1 - blush[:, None] * torch.tensor([0.05, 0.5, 0.45], device=device)[:, None, None])
@@ -177,7 +218,9 @@ def paint(count, generator, device="cpu"):
     picture = over(picture, hair * (strands * (0.85 + 0.25 * lambert))[:, None], inside(front, 0.06) * (1 - bald))
     picture = glasses(picture, x, y, p, dice)
     sheet = torch.cat([picture.clamp(0, 1), cover[:, None]], 1)
-    return Face.closed(sheet, REGION, *mouth_line(p, device), chin=p["chin_y"].flatten(), nose=p["nose_y"].flatten(), width=p["half_width"].flatten())
+    return Face.closed(
+        sheet, REGION, *mouth_line(p, device), chin=p["chin_y"].flatten(), nose=p["nose_y"].flatten(), width=p["half_width"].flatten()
+    )
 
 
 def mouth_line(p, device):
@@ -202,11 +245,20 @@ def features(face, skin, hair, x, y, p, dice):
     # Nose: nostrils, a shadow under the tip, the fold beside each wing.
     under = p["nose_y"] + 0.44
     face = over(face, dark, bump(side, y, 0.0, under + 0.06, p["nose_w"] * 0.75, 0.08) * 0.45)
-    face = over(face, skin * 0.22, inside((((side - p["nose_w"] * 0.42) / 0.12) ** 2 + ((y - under) / 0.06) ** 2).sqrt() * 0.09 - 0.09, 0.03) * 0.85)
+    face = over(
+        face, skin * 0.22, inside((((side - p["nose_w"] * 0.42) / 0.12) ** 2 + ((y - under) / 0.06) ** 2).sqrt() * 0.09 - 0.09, 0.03) * 0.85
+    )
     wing = (((side - p["nose_w"] * 0.72) / 0.2) ** 2 + ((y - under + 0.1) / 0.2) ** 2).sqrt()
     face = over(face, dark, torch.exp(-(((wing - 1) / 0.16) ** 2)) * smooth(0.0, 0.1, side - p["nose_w"] * 0.75) * 0.55)
     fold = side - p["nose_w"] * 1.1 - (y - under) * 0.42
-    face = over(face, dark, torch.exp(-((fold / 0.05) ** 2)) * smooth(under - 0.1, under + 0.1, y) * (1 - smooth(under + 0.3, under + 0.6, y)) * dice.uniform(0, 0.4))
+    face = over(
+        face,
+        dark,
+        torch.exp(-((fold / 0.05) ** 2))
+        * smooth(under - 0.1, under + 0.1, y)
+        * (1 - smooth(under + 0.3, under + 0.6, y))
+        * dice.uniform(0, 0.4),
+    )
 
     # Eyes.
     u = (side - p["eye_x"]) / p["eye_w"]
@@ -222,7 +274,11 @@ def features(face, skin, hair, x, y, p, dice):
     radius = dice.normal(0.145, 0.008)
     eye = over(eye, dice.colour(IRIS) * (1.15 - 0.5 * smooth(0.5, 1.0, ball / radius))[:, None], inside(ball - radius))
     eye = over(eye, torch.full_like(skin, 0.03), inside(ball - radius * 0.45))
-    eye = over(eye, torch.full_like(skin, 0.95), inside(((x.sign() * (side - p["eye_x"]) - gaze + 0.05) ** 2 + (y - p["eye_y"] + 0.055) ** 2).sqrt() - 0.032))
+    eye = over(
+        eye,
+        torch.full_like(skin, 0.95),
+        inside(((x.sign() * (side - p["eye_x"]) - gaze + 0.05) ** 2 + (y - p["eye_y"] + 0.055) ** 2).sqrt() - 0.032),
+    )
     eye = eye * (0.55 + 0.45 * smooth(0.0, 0.1, y - lid_top))[:, None]
     face = over(face, eye, inside(opening))
     lash = torch.exp(-(((y - lid_top) / 0.032) ** 2)) * inside((u.abs() - 1.03) * p["eye_w"], 0.03)

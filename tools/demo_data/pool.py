@@ -1,4 +1,6 @@
-"""What the training loop draws from: speech as encoder states, pictures for the autoencoder, and a pool of encoded clips for the network."""
+"""What the training loop draws from: speech as encoder states, pictures for the autoencoder, and a pool of encoded clips for the
+network."""
+
 import numpy as np
 import torch
 
@@ -29,7 +31,7 @@ class Speech:
         for part in mel.split(4):
             with torch.no_grad():
                 value = part.to(device).float() * MEL_STEP + MEL_LOW
-                silent = (torch.arange(3000, device=device) >= 2 * self.steps[sum(map(len, states)):][: len(part), None])[:, None]
+                silent = (torch.arange(3000, device=device) >= 2 * self.steps[sum(map(len, states)) :][: len(part), None])[:, None]
                 states.append(encoder.hidden_states(value.masked_fill(silent, 0.0)).half())
         self.states = torch.cat(states)
 
@@ -96,7 +98,8 @@ def pictures(faces: Faces, count: int, keep):
 class Pool:
     """Encoded clips. Each shows one face in one motion with three mouth tracks; the last is for reference only.
 
-    whole: float16 [N,3,16,4,32,32]; masked: float16 [N,16,4,32,32] (scaled latents). window, start: int64 [N,2], the speech of the first two tracks.
+    whole: float16 [N,3,16,4,32,32]; masked: float16 [N,16,4,32,32] (scaled latents). window, start: int64 [N,2], the speech of the first
+    two tracks.
     """
 
     def __init__(self, count: int, faces: Faces, speech: Speech, encode, keep, batch: int = 8, frames: int = FRAMES):
@@ -142,5 +145,10 @@ class Pool:
         def channels_first(latents):
             return latents.float().transpose(1, 2)
 
-        return (channels_first(self.whole[clip, target]), channels_first(self.whole[clip, other]), channels_first(self.masked[clip]),
-                self.window[clip, target], self.start[clip, target])
+        return (
+            channels_first(self.whole[clip, target]),
+            channels_first(self.whole[clip, other]),
+            channels_first(self.masked[clip]),
+            self.window[clip, target],
+            self.start[clip, target],
+        )

@@ -1,4 +1,6 @@
-"""The one real face in the training data: astronaut Eileen Collins in NASA's portrait (public domain), which scikit-image ships as a test picture."""
+"""The one real face in the training data: astronaut Eileen Collins in NASA's portrait (public domain), which scikit-image ships as a test
+picture."""
+
 import numpy as np
 import torch
 
@@ -17,7 +19,8 @@ CHIN, LEFT_CHEEK, RIGHT_CHEEK = 152, 234, 454
 
 
 def portrait(mesh: np.ndarray, picture: np.ndarray) -> tuple[Face, Face]:
-    """The face of a photograph, twice, each a `Face` of one: made to speak, and with the mouth it was taken with (which opening 0 leaves alone).
+    """The face of a photograph, twice, each a `Face` of one: made to speak, and with the mouth it was taken with (which opening 0 leaves
+    alone).
 
     mesh     float [468,2 or more], MediaPipe's face mesh in pixels of the picture
     picture  uint8 RGB [H,W,3]
@@ -56,8 +59,15 @@ def portrait(mesh: np.ndarray, picture: np.ndarray) -> tuple[Face, Face]:
     width = (faced[RIGHT_CHEEK, 0] - faced[LEFT_CHEEK, 0]) / 2
     row, column = round((1.35 - y0) * PIXELS_PER_UNIT), round((0.9 - x0) * PIXELS_PER_UNIT)
     places = dict(
-        region=REGION, centre=tensor(centre), half=tensor(half), rest=tensor(rest), chin=tensor(faced[CHIN, 1]), nose=tensor(faced[NOSE, 1].mean()),
-        width=tensor(width), teeth=tensor(1.0), light=natural[:, :3, row - 6:row + 6, column - 8:column + 8].mean((2, 3)),
+        region=REGION,
+        centre=tensor(centre),
+        half=tensor(half),
+        rest=tensor(rest),
+        chin=tensor(faced[CHIN, 1]),
+        nose=tensor(faced[NOSE, 1].mean()),
+        width=tensor(width),
+        teeth=tensor(1.0),
+        light=natural[:, :3, row - 6 : row + 6, column - 8 : column + 8].mean((2, 3)),
     )
     speaking = Face(sheet=sheet, upper=tensor(upper), lower=tensor(lower), **places)
     return speaking, Face(sheet=natural, upper=tensor(rest), lower=tensor(rest), **places)
@@ -69,6 +79,8 @@ def draw_seam(sheet, at, upper, lower):
     tall, wide = sheet.shape[2:]
     xs, ys = np.linspace(x0, x1, wide), np.linspace(y0, y1, tall)[:, None]
     above, below = np.interp(xs, at, upper) - ys, ys - np.interp(xs, at, lower)
-    rim = np.maximum(np.where(above > -0.02, np.exp(-((above / 0.035) ** 2)), 0), np.where(below > -0.02, np.exp(-((below / 0.035) ** 2)), 0))
+    rim = np.maximum(
+        np.where(above > -0.02, np.exp(-((above / 0.035) ** 2)), 0), np.where(below > -0.02, np.exp(-((below / 0.035) ** 2)), 0)
+    )
     rim = rim * ((xs > at[0]) & (xs < at[-1]))
     sheet[:, :3] *= torch.from_numpy(1 - 0.6 * rim).float()

@@ -1,4 +1,5 @@
 """Everything the training machine cannot make itself, in one file: speech as mel spectra with mouth tracks, the portrait, the keep mask."""
+
 import logging
 import sys
 from pathlib import Path

@@ -1,4 +1,5 @@
 """Synthesised speech, and how the mouth moves while it is spoken."""
+
 import numpy as np
 
 RATE = 16000  # Hz of the sound
@@ -9,40 +10,91 @@ LEAD = 0.02  # s: lips move before the sound they make
 
 # How far the lips part (0..1) and how wide the mouth is (1 = at rest) for the sounds of IPA, by the first symbol that is listed.
 OPENNESS = {
-    **dict.fromkeys("aɑæɐɶ", 1.0), **dict.fromkeys("ɛɔʌɒœɜ", 0.78), **dict.fromkeys("əeoɘɵøɚɝ", 0.58), **dict.fromkeys("ɪʊʏ", 0.42), **dict.fromkeys("iuyɨʉɯ", 0.34),
-    **dict.fromkeys("mbp", 0.0), **dict.fromkeys("fvβɸ", 0.07), **dict.fromkeys("wʋʍ", 0.16), **dict.fromkeys("szʃʒɕʑ", 0.16), **dict.fromkeys("tdnlɾɲʎɫrθðɬ", 0.24),
-    **dict.fromkeys("ɹɻjɥ", 0.28), **dict.fromkeys("kɡgŋxɣçqχʁʀħʔhɦɟc", 0.32),
+    **dict.fromkeys("aɑæɐɶ", 1.0),
+    **dict.fromkeys("ɛɔʌɒœɜ", 0.78),
+    **dict.fromkeys("əeoɘɵøɚɝ", 0.58),
+    **dict.fromkeys("ɪʊʏ", 0.42),
+    **dict.fromkeys("iuyɨʉɯ", 0.34),
+    **dict.fromkeys("mbp", 0.0),
+    **dict.fromkeys("fvβɸ", 0.07),
+    **dict.fromkeys("wʋʍ", 0.16),
+    **dict.fromkeys("szʃʒɕʑ", 0.16),
+    **dict.fromkeys("tdnlɾɲʎɫrθðɬ", 0.24),
+    **dict.fromkeys("ɹɻjɥ", 0.28),
+    **dict.fromkeys("kɡgŋxɣçqχʁʀħʔhɦɟc", 0.32),
 }
 WIDENESS = {
-    **dict.fromkeys("iɪeɛjæ", 1.10), **dict.fromkeys("uʊwyʏʉɥʋ", 0.74), **dict.fromkeys("oɔøœɵ", 0.84), **dict.fromkeys("ʃʒɹɻ", 0.86),
+    **dict.fromkeys("iɪeɛjæ", 1.10),
+    **dict.fromkeys("uʊwyʏʉɥʋ", 0.74),
+    **dict.fromkeys("oɔøœɵ", 0.84),
+    **dict.fromkeys("ʃʒɹɻ", 0.86),
 }
 
-TRAIN_VOICES = ["en-us", "en-us+f2", "en-us+f5", "en-us+m1", "en-us+m4", "en-us+m7", "en-us+Andy", "en-us+croak", "en-gb-scotland", "en-gb-scotland+f3", "en-us+klatt2",
-                "de", "de+f4", "de+m2", "fr", "fr+f1", "es", "es+f2", "it", "it+f5", "nl", "nl+f3", "pt", "sv+f2", "pl"]
+TRAIN_VOICES = [
+    "en-us",
+    "en-us+f2",
+    "en-us+f5",
+    "en-us+m1",
+    "en-us+m4",
+    "en-us+m7",
+    "en-us+Andy",
+    "en-us+croak",
+    "en-gb-scotland",
+    "en-gb-scotland+f3",
+    "en-us+klatt2",
+    "de",
+    "de+f4",
+    "de+m2",
+    "fr",
+    "fr+f1",
+    "es",
+    "es+f2",
+    "it",
+    "it+f5",
+    "nl",
+    "nl+f3",
+    "pt",
+    "sv+f2",
+    "pl",
+]
 HELD_OUT_VOICES = ["en-us+f3", "en-us+m3", "en-gb-x-rp", "en-us+klatt4"]
 
 WORDS = {
-    "en": """apple mama bottle open water yellow father summer people window paper music river happy market winter garden moving bubble elephant problem family
-        animal banana coffee under over before about always never maybe someone together again away around beautiful terrible possible remember imagine follow borrow
-        the a my your our their one two five seven nine and or but with without from into near far off on up down big small warm cold deep loud quiet slow fast
-        man woman baby boy girl dog cat bird fish house room door floor wall roof street town farm field hill lake sea boat ship wheel road map book page word
-        speaks makes takes gives moves pushes pulls opens closes brings carries follows wants likes loves needs hears sees finds keeps holds builds paints reads writes
+    "en": """apple mama bottle open water yellow father summer people window paper music river happy market winter garden moving bubble
+    elephant problem family
+        animal banana coffee under over before about always never maybe someone together again away around beautiful terrible possible
+        remember imagine follow borrow
+        the a my your our their one two five seven nine and or but with without from into near far off on up down big small warm cold deep
+        loud quiet slow fast
+        man woman baby boy girl dog cat bird fish house room door floor wall roof street town farm field hill lake sea boat ship wheel
+        road map book page word
+        speaks makes takes gives moves pushes pulls opens closes brings carries follows wants likes loves needs hears sees finds keeps
+        holds builds paints reads writes
         papa pope bomb bump mob map pump palm balm warm farm form foam home comb lamb limb time thumb plum plumb palm calm""",
-    "de": """Mama Papa Baum Haus Apfel Wasser Abend Morgen Sommer Winter Blume Garten Musik Fenster Katze Vogel Kuchen Brot Butter Milch immer wieder niemals oben
-        unten aber oder und mit ohne für mein dein groß klein warm kalt macht bringt nimmt gibt kommt geht malt baut öffnet Boot Bahn Apotheke Banane""",
-    "fr": """maman papa pomme maison jardin bateau musique fenêtre beaucoup toujours jamais encore avec pour dans sur sous petit grand chaud froid bouche mouvement
+    "de": """Mama Papa Baum Haus Apfel Wasser Abend Morgen Sommer Winter Blume Garten Musik Fenster Katze Vogel Kuchen Brot Butter Milch
+    immer wieder niemals oben
+        unten aber oder und mit ohne für mein dein groß klein warm kalt macht bringt nimmt gibt kommt geht malt baut öffnet Boot Bahn
+        Apotheke Banane""",
+    "fr": """maman papa pomme maison jardin bateau musique fenêtre beaucoup toujours jamais encore avec pour dans sur sous petit grand
+    chaud froid bouche mouvement
         porte table lampe arbre oiseau chapeau matin bonjour parle apporte mange ouvre ferme regarde trouve""",
-    "es": """mamá papá manzana casa jardín barco música ventana siempre nunca abuela mapa bomba palabra boca mover hablar agua pan mesa libro perro gato pájaro montaña
+    "es": """mamá papá manzana casa jardín barco música ventana siempre nunca abuela mapa bomba palabra boca mover hablar agua pan mesa
+    libro perro gato pájaro montaña
         mañana bueno malo grande pequeño abre come toma pinta busca para por con sin""",
-    "it": """mamma papà mela casa giardino barca musica finestra sempre mai nonna mappa bomba parola bocca muovere parlare acqua pane tavola libro cane gatto montagna
+    "it": """mamma papà mela casa giardino barca musica finestra sempre mai nonna mappa bomba parola bocca muovere parlare acqua pane
+    tavola libro cane gatto montagna
         domani buono grande piccolo apre mangia prende dipinge cerca per con senza""",
-    "nl": """mama papa appel huis tuin boot muziek raam altijd nooit oma kaart bom woord mond bewegen praten water brood tafel boek hond kat vogel morgen goed groot
+    "nl": """mama papa appel huis tuin boot muziek raam altijd nooit oma kaart bom woord mond bewegen praten water brood tafel boek hond
+    kat vogel morgen goed groot
         klein open eet neemt maakt zoekt voor met zonder""",
-    "pt": """mamãe papai maçã casa jardim barco música janela sempre nunca avó mapa bomba palavra boca mover falar água pão mesa livro gato montanha amanhã bom grande
+    "pt": """mamãe papai maçã casa jardim barco música janela sempre nunca avó mapa bomba palavra boca mover falar água pão mesa livro
+    gato montanha amanhã bom grande
         pequeno abre come toma pinta busca para por com sem""",
-    "sv": """mamma pappa äpple hus trädgård båt musik fönster alltid aldrig karta bomb ord mun röra tala vatten bröd bord bok hund katt fågel morgon god stor liten
+    "sv": """mamma pappa äpple hus trädgård båt musik fönster alltid aldrig karta bomb ord mun röra tala vatten bröd bord bok hund katt
+    fågel morgon god stor liten
         öppnar äter tar målar söker för med utan""",
-    "pl": """mama papa jabłko dom ogród łódka muzyka okno zawsze nigdy mapa bomba słowo usta mówić woda chleb stół książka pies kot ptak góra jutro dobry duży mały
+    "pl": """mama papa jabłko dom ogród łódka muzyka okno zawsze nigdy mapa bomba słowo usta mówić woda chleb stół książka pies kot ptak
+    góra jutro dobry duży mały
         otwiera bierze maluje szuka dla bez""",
 }
 
@@ -56,7 +108,8 @@ def sentence(voice: str, random: np.random.Generator) -> str:
 
 
 def say(text: str, voice: str, words_per_minute: int = 160, pitch: int = 50) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """-> sound float32 [T] at 16 kHz in -1..1; opening and spread of the mouth, float32 [~T/160] at 100 Hz (see `mouth.render` for their units)."""
+    """-> sound float32 [T] at 16 kHz in -1..1; opening and spread of the mouth, float32 [~T/160] at 100 Hz (see `mouth.render` for their
+    units)."""
     import soxr
     import speech  # tools/speech.py
 
@@ -95,7 +148,11 @@ def monologue(voices: list[str], seconds: float, random: np.random.Generator, si
     while length < seconds:
         if random.random() < silence or not pieces:
             pause = float(random.uniform(0.1, 1.6))
-            piece = np.zeros(round(pause * TRACK_RATE) * 160, np.float32), np.zeros(round(pause * TRACK_RATE)), np.ones(round(pause * TRACK_RATE))
+            piece = (
+                np.zeros(round(pause * TRACK_RATE) * 160, np.float32),
+                np.zeros(round(pause * TRACK_RATE)),
+                np.ones(round(pause * TRACK_RATE)),
+            )
         else:
             voice = str(random.choice(voices))
             piece = say(sentence(voice, random), voice, int(random.integers(125, 200)), int(random.integers(25, 75)))
