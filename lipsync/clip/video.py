@@ -93,7 +93,7 @@ class VideoClip(Clip):
             except (av.FFmpegError, OSError) as error:
                 log.warning("%s is damaged after %d frames (%s): what follows is left out", self.name, len(stamps), reason(error))
         order = np.unique(np.array([stamp for stamp in stamps if stamp is not None], np.int64))
-        broken = len(order) < 0.9 * len(stamps) or np.diff(order).max(initial=0) * ticks > _BROKEN_CLOCK
+        broken = not len(order) or len(order) < 0.9 * len(stamps) or np.diff(order).max(initial=0) * ticks > _BROKEN_CLOCK
         if broken or (reordered and not self._in_order()):
             log.info("%s has no usable timestamps: its frames are counted", self.name)
             return _Index(np.arange(max(1, len(stamps))) / float(next(iter(known), 25)), None, np.zeros(1, np.int64), 0.0)
@@ -160,7 +160,7 @@ class _Decoder:
 
     def __init__(self, media: Media, index: _Index):
         self._media, self._index = media, index
-        self._container = self._stream = self._frames = None
+        self._container = self._frames = None
         self._held: tuple[int, av.VideoFrame] | None = None  # the newest picture that is not after the asked one
         self._next: tuple[int, av.VideoFrame] | None = None  # the one after it, when it had to be looked at
         self._stand_ins = 0
