@@ -87,7 +87,7 @@ def build(
 
 
 def check(path: str | Path, **wanted) -> tuple[bool, str]:
-    """(ok, reason): see `lipsync.runners.engines.check`, which this is, with the library's own verdict on the header where it is installed."""
+    """(ok, reason): `lipsync.runners.engines.check`, which see, with the library's own verdict on the header where it is installed."""
     verdict = None
     if engines.installed_version():
         from ..lipsync.runners.tensorrt_rtx import header_verdict as verdict
@@ -190,15 +190,15 @@ def _run(work: Path, source: _Source, want: Mapping, progress: Progress) -> dict
 def _check_space(folder: Path, source: _Source) -> None:
     needed, free = int(2.1 * source.size) + (256 << 20), shutil.disk_usage(folder).free  # the weights once more, and the plan
     if free < needed:
-        raise DiskSpaceError(f"building an engine needs {needed / 1e9:.1f} GB in {folder}, but {free / 1e9:.1f} GB are free: make room there.")
+        raise DiskSpaceError(f"building an engine needs {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: make room.")
 
 
 def _check_memory(source: _Source) -> None:
     needed, free = int(2.2 * source.size) + (1 << 30), _free_memory()
     if free is not None and free < needed:
         raise EngineError(
-            f"building an engine needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free: close other programs, or build on "
-            "another machine (a portable engine runs on any supported GPU; it may be copied with its .json)."
+            f"building an engine needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free: close other programs, or build "
+            "on another machine (a portable engine runs on any supported GPU; copy it together with its .json)."
         )
 
 

@@ -42,7 +42,7 @@ def export(
         import onnx_ir
         from onnxscript import optimizer
     except ImportError as error:
-        raise DependencyError(f"an engine is built from an ONNX file, which needs the packages onnx and onnxscript: pip install {error.name}") from error
+        raise DependencyError(f"an engine is built from an ONNX file, which needs onnx and onnxscript: pip install {error.name}") from error
     with torch.device("meta"), Uninitialised():
         network = LatentSyncUNet(config).eval().requires_grad_(False).to("meta", dtype)
         inputs = example(config, resolution=resolution, frames=frames, batch=batch, dtype=dtype)
@@ -81,7 +81,7 @@ def example(config: UNetConfig, *, resolution: int, frames: int, batch: int, dty
     """Inputs of the right shapes. Raises EngineError for a resolution or frame count that the network does not take."""
     side = resolution // 8
     if resolution % 8 or side % config.multiple or side < config.multiple:
-        raise EngineError(f"an engine's resolution must be a multiple of {8 * config.multiple} px (512 and 256 are usual), got {resolution}.")
+        raise EngineError(f"an engine's resolution must be a multiple of {8 * config.multiple} px (512 or 256, usually), got {resolution}.")
     if not 1 <= frames <= config.max_frames:
         raise EngineError(f"an engine takes 1 to {config.max_frames} frames at once, got {frames}; 16 is what the network was trained on.")
     sample = torch.zeros(batch, config.in_channels, frames, side, side, dtype=dtype)

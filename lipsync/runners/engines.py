@@ -56,7 +56,7 @@ def list_engines(folder: Path | str | None = None) -> list[Engine]:
 
 def find_engine(name: str, folder: Path | str | None = None) -> Engine:
     """The engine called `name`: its file name, or its label in a list. Raises EngineError; a name never leads out of the folder."""
-    name = name.split(" (")[0].strip()
+    name = name.split(" (", 1)[0].strip()
     if not name or name != Path(name).name or "\\" in name or not name.endswith(SUFFIX):
         raise EngineError(f"{name!r} is not the name of an engine in {folder_of(folder)}: choose one from the list.")
     return read(folder_of(folder) / name)

@@ -18,7 +18,7 @@ A manifest is the JSON file beside a plan. Its keys:
 """
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import EngineError
@@ -82,7 +82,7 @@ def normalised_targets(targets: str | Iterable | None) -> str | list[str]:
         if targets.strip().lower() in (THIS_GPU, "this", "this gpu", "this_gpu", "current"):
             return THIS_GPU
         targets = targets.replace(";", ",").split(",")
-    elif isinstance(targets, (int, float)) or (isinstance(targets, tuple) and len(targets) == 2 and all(isinstance(t, int) for t in targets)):
+    elif isinstance(targets, (int, float)) or (isinstance(targets, tuple) and [*map(type, targets)] == [int, int]):
         targets = [targets]
     wanted = [_capability(target) for target in targets]
     if wanted in ([PORTABLE], [THIS_GPU]):
@@ -90,8 +90,8 @@ def normalised_targets(targets: str | Iterable | None) -> str | list[str]:
     unknown = [target for target in wanted if target not in SUPPORTED]
     if unknown or not wanted:
         raise EngineError(
-            f"TensorRT-RTX does not build for compute capability {', '.join(unknown) or '(none given)'}: choose {PORTABLE!r}, {THIS_GPU!r}, "
-            f"or some of {', '.join(SUPPORTED)}."
+            f"TensorRT-RTX does not build for compute capability {', '.join(unknown) or '(none given)'}: "
+            f"choose {PORTABLE!r}, {THIS_GPU!r}, or some of {', '.join(SUPPORTED)}."
         )
     return sorted(set(wanted), key=lambda text: [int(part) for part in text.split(".")])
 
@@ -160,25 +160,30 @@ def judge(
     want: IDENTITY fields -> the values needed. version: of the TensorRT-RTX installed; None when none is. gpu: the card; None when there is
     none, which is no reason to refuse.
     """
-    wrong = wrong_file(header, size)
-    if wrong:
-        return False, f"it {wrong}."
+    fault = next(_faults(manifest, header, size, {**(want or {}), "export_revision": EXPORT_REVISION, "tensorrt_rtx": version}, gpu), None)
+    return fault is None, fault or ""
+
+
+def _faults(manifest: Mapping, header: bytes, size: int, want: Mapping, gpu: Gpu | None) -> Iterator[str]:
+    """What is wrong, the most telling first."""
+    if wrong := wrong_file(header, size):
+        yield f"it {wrong}."
     if size != manifest["plan_bytes"]:
         cut = "truncated" if size < manifest["plan_bytes"] else "not the plan that was built"
-        return False, f"it is {cut}: expected {manifest['plan_bytes']:,} bytes, found {size:,}. {REBUILD}"
+        yield f"it is {cut}: expected {manifest['plan_bytes']:,} bytes, found {size:,}. {REBUILD}"
     if header.hex() != manifest["header"]:
-        return False, f"its header is not the one in its manifest: another file took its place. {REBUILD}"
-    differing = differences(manifest, {**(want or {}), "export_revision": EXPORT_REVISION, **({"tensorrt_rtx": version} if version else {})})
-    if differing:
-        return False, f"{'; '.join(differing)}. {REBUILD}"
-    if gpu is not None and unsupported(gpu):
-        return False, f"{unsupported(gpu)}."
-    if gpu is not None and not covers(manifest, gpu):
-        return False, f"it was built for {targets_text(manifest)}, not for this GPU ({gpu.key}). {REBUILD}"
-    verdict = manifest.get("parity", {}).get(gpu.key) if gpu else None
+        yield f"its header is not the one in its manifest: another file took its place. {REBUILD}"
+    if differing := differences(manifest, want):
+        yield f"{'; '.join(differing)}. {REBUILD}"
+    if gpu is None:
+        return
+    if unsupported(gpu):
+        yield f"{unsupported(gpu)}."
+    if not covers(manifest, gpu):
+        yield f"it was built for {targets_text(manifest)}, not for this GPU ({gpu.key}). {REBUILD}"
+    verdict = manifest.get("parity", {}).get(gpu.key)
     if verdict and not verdict["passed"]:
-        return False, refusal(verdict, gpu.key)
-    return True, ""
+        yield refusal(verdict, gpu.key)
 
 
 def differences(manifest: Mapping, want: Mapping) -> list[str]:
