@@ -6,7 +6,7 @@ import sys
 
 from ..lipsync.errors import LatentSyncError
 
-COMMANDS = ("run",)
+COMMANDS = ("run", "build-engine")
 
 
 def main(argv: list[str] | None = None) -> int:

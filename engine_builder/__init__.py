@@ -4,7 +4,7 @@ The step that runs the builder imports this package without PyTorch, so nothing 
 """
 import importlib
 
-_PUBLIC = {"build": "builder", "check": "builder", "list_engines": "builder", "find_engine": "builder", "Engine": "builder"}
+_PUBLIC = {"build": "builder", "check": "builder", "summary": "builder", "PORTABLE": "builder", "THIS_GPU": "builder", "list_engines": "builder", "find_engine": "builder", "Engine": "builder"}
 __all__ = [*_PUBLIC]  # noqa: PLE0604
 
 

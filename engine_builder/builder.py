@@ -16,12 +16,12 @@ from ..lipsync.progress import Progress, silent
 from ..lipsync.runners import engines, storage
 from ..lipsync.runners import manifest as manifests
 from ..lipsync.runners.engines import Engine, find_engine, list_engines
-from ..lipsync.runners.manifest import EXPORT_REVISION, FORMAT, THIS_GPU
+from ..lipsync.runners.manifest import EXPORT_REVISION, FORMAT, PORTABLE, THIS_GPU
 from ..lipsync.unet import LatentSyncUNet
 from . import weight_file
 from .process import Step
 
-__all__ = ["Engine", "build", "check", "find_engine", "list_engines"]
+__all__ = ["PORTABLE", "THIS_GPU", "Engine", "build", "check", "find_engine", "list_engines", "summary"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def build(
     resolution: int = 512,
     frames: int = 16,
     guided: bool = True,
-    targets: str | Iterable = manifests.PORTABLE,
+    targets: str | Iterable = PORTABLE,
     weight_streaming: bool = False,
     rebuild: bool = False,
     progress: Progress | None = None,

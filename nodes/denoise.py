@@ -2,7 +2,7 @@
 from comfy_api.latest import io
 
 from ..lipsync import denoise, timeline
-from . import sockets
+from . import memory, sockets
 from .progress import NodeProgress
 
 
@@ -36,16 +36,24 @@ class LatentSyncDenoise(io.ComfyNode):
                     default="ping-pong",
                     tooltip="What a clip shorter than the speech does: play back and forth, loop, or hold its last frame.",
                 ),
+                io.Boolean.Input(
+                    "release_runner", default=False, tooltip="Give the network's memory back before decoding: for small cards. It loads again when needed."
+                ),
             ],
             outputs=[io.Latent.Output(display_name="latent")],
         )
 
     @classmethod
-    def execute(cls, runner, faces, audio, vae, seed, steps, guidance, length, extend) -> io.NodeOutput:
+    def execute(cls, runner, faces, audio, vae, seed, steps, guidance, length, extend, release_runner) -> io.NodeOutput:
         plan = timeline.build(len(faces), faces.clip.rate, audio.seconds, length=length, extend=extend)
-        latents = denoise.denoise_clip(
-            runner, vae, faces, plan, audio, steps=steps, guidance=guidance, seed=seed, progress=NodeProgress()
-        )
+        memory.load(runner)
+        try:
+            latents = denoise.denoise_clip(
+                runner, vae, faces, plan, audio, steps=steps, guidance=guidance, seed=seed, progress=NodeProgress()
+            )
+        finally:
+            if release_runner:
+                memory.release(runner)
         return io.NodeOutput({"samples": latents, "latentsync_timeline": plan})
 
 

@@ -1,9 +1,15 @@
 """LatentSyncEngineLoad: chooses what evaluates the network."""
 import comfy.model_management
+import torch
 from comfy_api.latest import io
 
-from ..lipsync.runners import TorchRunner
+from ..lipsync.runners.choice import BACKENDS
+from ..lipsync.runners.engines import find_engine, list_engines
+from ..lipsync.runners.pool import runner_for
 from . import sockets
+
+BEST = "best match"
+PRECISIONS = {"auto": None, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class LatentSyncEngineLoad(io.ComfyNode):
@@ -13,18 +19,44 @@ class LatentSyncEngineLoad(io.ComfyNode):
             node_id="LatentSyncEngineLoad",
             display_name="LatentSync Load Engine",
             category=sockets.CATEGORY,
-            description="Chooses the back end that runs the network. The weights are loaded when the first block is denoised.",
+            description="Chooses what runs the network. It is loaded when the first block is denoised, once for all queue runs.",
             inputs=[
                 sockets.Model.Input("model"),
-                io.Combo.Input("back_end", options=["auto", "torch"], default="auto", tooltip="'auto' takes the fastest that runs here."),
+                io.Combo.Input(
+                    "back_end",
+                    options=list(BACKENDS),
+                    default=BACKENDS[0],
+                    tooltip="'auto' takes a valid engine for this GPU, else PyTorch, and says why in the log.",
+                ),
+                io.Combo.Input(
+                    "engine_file",
+                    options=[BEST, *(engine.label for engine in list_engines())],
+                    default=BEST,
+                    tooltip="An engine in models/latentsync/engines. 'best match' takes the one that fits the model.",
+                ),
+                io.Combo.Input(
+                    "precision", options=list(PRECISIONS), default="auto", tooltip="Of the PyTorch back end: 'auto' is fp16 on a GPU, fp32 on a CPU."
+                ),
+                sockets.Engine.Input("engine", optional=True, tooltip="A freshly built engine, from LatentSync Build Engine; instead of 'engine_file'."),
             ],
             outputs=[sockets.Runner.Output(display_name="runner")],
         )
 
     @classmethod
-    def execute(cls, model, back_end) -> io.NodeOutput:
+    def validate_inputs(cls, engine_file):
+        return True  # the list on the page may be older than the folder: `find_engine` says what is wrong
+
+    @classmethod
+    def fingerprint_inputs(cls, model, back_end, engine_file, precision, engine=None):
+        # 'auto' chooses anew when engines come and go.
+        return [f"{one.path}:{one.identity}" for one in list_engines()]
+
+    @classmethod
+    def execute(cls, model, back_end, engine_file, precision, engine=None) -> io.NodeOutput:
+        if engine is None and engine_file != BEST:
+            engine = find_engine(engine_file)
         device = comfy.model_management.get_torch_device()
-        return io.NodeOutput(TorchRunner(lambda: model.load_unet(device=device), device))
+        return io.NodeOutput(runner_for(model, back_end, engine=engine, device=device, dtype=PRECISIONS[precision]))
 
 
 NODES = [LatentSyncEngineLoad]

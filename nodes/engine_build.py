@@ -1,0 +1,64 @@
+"""LatentSyncEngineBuild: the network as a TensorRT-RTX engine, built ahead of time."""
+from comfy_api.latest import io
+
+from .. import engine_builder
+from ..lipsync.runners import engines
+from . import sockets
+from .progress import NodeProgress
+
+TARGETS = ("portable", "this GPU", "chosen")
+
+
+class LatentSyncEngineBuild(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentSyncEngineBuild",
+            display_name="LatentSync Build Engine",
+            category=sockets.CATEGORY,
+            description="Builds a TensorRT-RTX engine of the model into models/latentsync/engines, once: asked again, it gives the engine that is there.",
+            inputs=[
+                sockets.Model.Input("model"),
+                io.Combo.Input("resolution", options=["512", "256"], default="512", tooltip="Of the face crops: 512 for LatentSync 1.6, 256 for 1.5."),
+                io.Int.Input(
+                    "frames",
+                    default=16,
+                    min=1,
+                    max=24,
+                    tooltip="Frames per block. The model was trained on 16; engines of 22 and 24 were measured slower.",
+                ),
+                io.Boolean.Input("guided", default=True, tooltip="For guidance above 1. It also runs guidance 1, two blocks at a time."),
+                io.Combo.Input(
+                    "targets",
+                    options=list(TARGETS),
+                    default=TARGETS[0],
+                    tooltip="'portable' runs on every RTX card; 'this GPU' may run faster and needs the card in this machine.",
+                ),
+                io.String.Input(
+                    "compute_capabilities", default="8.9, 12.0", tooltip="For 'chosen': of the cards to build for. 8.6 is RTX 30, 8.9 RTX 40, 12.0 RTX 50."
+                ),
+                io.Boolean.Input("weight_streaming", default=False, tooltip="Lets weights stay in system memory: for small cards, slower."),
+            ],
+            outputs=[sockets.Engine.Output(display_name="engine")],
+        )
+
+    @classmethod
+    def execute(cls, model, resolution, frames, guided, targets, compute_capabilities, weight_streaming) -> io.NodeOutput:
+        wanted = {
+            TARGETS[0]: engine_builder.PORTABLE,
+            TARGETS[1]: engine_builder.THIS_GPU,
+            TARGETS[2]: [target.strip() for target in compute_capabilities.split(",") if target.strip()],
+        }[targets]
+        manifest = engine_builder.build(
+            model,
+            resolution=int(resolution),
+            frames=frames,
+            guided=guided,
+            targets=wanted,
+            weight_streaming=weight_streaming,
+            progress=NodeProgress(),
+        )
+        return io.NodeOutput(engines.read(manifest["path"]))
+
+
+NODES = [LatentSyncEngineBuild]
