@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--detector", choices=face.DETECTORS, default=DEFAULTS.detector)
     parser.add_argument("--min-score", type=float, default=DEFAULTS.min_score, help="0..1: pass over less sure faces (default %(default)s)")
     parser.add_argument("--min-size", type=int, default=DEFAULTS.min_size, help="pixels: pass over narrower faces (default %(default)s)")
+    parser.add_argument("--smooth", choices=face.SMOOTHINGS, default=DEFAULTS.smooth, help="of the alignment (default %(default)s)")
+    parser.add_argument("--face-preview", type=Path, help="a PNG to write: where the face was found and lost")
     parser.add_argument("--windows", choices=audio.WINDOWS, default=DEFAULTS.windows, help="audio context (default %(default)s)")
     parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the GPU if there is one)")
     parser.add_argument("--crf", type=int, default=DEFAULTS.crf, help="H.264 quality, lower is better (default %(default)s)")

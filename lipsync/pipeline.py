@@ -9,7 +9,7 @@ import torch
 from . import audio, denoise, face, folders, restore, timeline, vae, weights
 from .clip import open_clip, read_audio
 from .errors import AudioError, MediaError
-from .face import MIN_SCORE, MIN_SIZE
+from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
 from .progress import Progress, silent
 from .runners import TorchRunner
 
@@ -21,7 +21,7 @@ class Job:
     video, audio: media files; `audio` may be a video with sound.
     out: the MP4 to write; its folder must exist.
     model: name of a checkpoint; None takes the first one found.
-    face: which one, see `face.align_clip`.
+    face: which one, see `face.align_clip`. face_preview: a PNG to write that shows where it was found.
     work_rate: frames a second of the work and of the result; None keeps the clip's own.
     device: torch device name; None takes the GPU if there is one.
     """
@@ -42,6 +42,8 @@ class Job:
     detector: str = "auto"
     min_score: float = MIN_SCORE
     min_size: int = MIN_SIZE
+    smooth: str = SMOOTHINGS[0]
+    face_preview: Path | None = None
     windows: str = "overlapped"
     device: str | None = None
     crf: int = 18
@@ -79,9 +81,13 @@ def run(job: Job, progress: Progress = silent) -> Result:
             choice=job.face,
             min_score=job.min_score,
             min_size=job.min_size,
+            smooth=job.smooth,
+            device=device,
             spool_folder=folders.temp_dir(),
             progress=progress,
         )
+        if job.face_preview is not None:
+            track.write_preview(job.face_preview)
         plan = timeline.build(len(track), clip.rate, features.seconds, length=job.length, extend=job.extend)
         runner = TorchRunner(lambda: model.load_unet(device=device), device)
         latents = denoise.denoise_clip(
@@ -89,5 +95,5 @@ def run(job: Job, progress: Progress = silent) -> Result:
         )
         runner.unload()
         crops = vae.decode_crops(decoder, latents, track, plan, spool_folder=folders.temp_dir(), progress=progress)
-    path = restore.restore_clip(track, crops, features.audio, job.out, crf=job.crf, progress=progress)
+    path = restore.restore_clip(track, crops, features.audio, job.out, crf=job.crf, device=device, progress=progress)
     return Result(path, f"{track.summary()} Model: {model.description}")

@@ -1,4 +1,6 @@
 """LatentSyncFaceAlign: clip -> face track and aligned crops."""
+import torch
+from comfy.model_management import get_torch_device
 from comfy_api.latest import io
 
 from ..lipsync import face, folders
@@ -34,14 +36,19 @@ class LatentSyncFaceAlign(io.ComfyNode):
                     default=face.CHOICES[0],
                     tooltip="Which face to follow when there are several; chosen where a face is first seen, then followed.",
                 ),
-                io.Int.Input(
-                    "face_index", default=0, min=0, max=99, optional=True, tooltip="For 'index': the face's number from the left, 0 first."
-                ),
+                io.Int.Input("face_index", default=0, min=0, max=99, tooltip="For 'index': the face's number from the left, 0 first."),
                 io.Combo.Input(
                     "detector",
                     options=list(face.DETECTORS),
                     default=face.DETECTORS[0],
                     tooltip="'auto' takes InsightFace's files if you have them (non-commercial licence), else MediaPipe's (Apache-2.0).",
+                ),
+                io.Combo.Input(
+                    "smooth",
+                    options=list(face.SMOOTHINGS),
+                    default=face.SMOOTHINGS[0],
+                    tooltip="'reference' hardly smooths the alignment over time, as LatentSync does. 'steady' takes a trembling out of it "
+                    "without lagging behind. 'off' aligns each frame by itself.",
                 ),
                 io.Float.Input(
                     "min_score",
@@ -52,15 +59,17 @@ class LatentSyncFaceAlign(io.ComfyNode):
                     tooltip="Faces the detector is less sure of are passed over. Real faces reach 0.8, drawn ones seldom 0.6.",
                 ),
                 io.Int.Input("min_size", default=face.MIN_SIZE, min=8, max=4096, tooltip="Pixels; narrower faces are passed over."),
-                io.Boolean.Input("smooth", default=True, tooltip="The reference's smoothing of the alignment over time."),
                 io.Mask.Input("face_mask", optional=True, tooltip="Marks the face to follow, instead of 'face'. One for all will do."),
             ],
-            outputs=[sockets.Faces.Output(display_name="faces")],
+            outputs=[
+                sockets.Faces.Output(display_name="faces"),
+                io.Image.Output(display_name="preview", tooltip="Where the face was found and lost, cuts, and a contact sheet. One picture."),
+            ],
         )
 
     @classmethod
     def execute(
-        cls, clip, resolution, work_rate, image_rate, face, detector, min_score, min_size, smooth, face_index=0, face_mask=None
+        cls, clip, resolution, work_rate, image_rate, face, face_index, detector, smooth, min_score, min_size, face_mask=None
     ) -> io.NodeOutput:
         track = _align(
             clip_from(clip, work_rate, image_rate),
@@ -70,10 +79,11 @@ class LatentSyncFaceAlign(io.ComfyNode):
             min_score=min_score,
             min_size=min_size,
             smooth=smooth,
+            device=get_torch_device(),
             spool_folder=folders.temp_dir(),
             progress=NodeProgress(),
         )
-        return io.NodeOutput(track)
+        return io.NodeOutput(track, torch.from_numpy(track.preview())[None] / 255)
 
 
 def _align(clip, detector, resolution, **options):

@@ -2,6 +2,7 @@
 from pathlib import Path
 from uuid import uuid4
 
+from comfy.model_management import get_torch_device
 from comfy_api.latest import InputImpl, io
 from comfy_execution.graph_utils import ExecutionBlocker
 
@@ -37,14 +38,15 @@ class LatentSyncRestore(io.ComfyNode):
 
     @classmethod
     def execute(cls, faces, crops, audio, output, crf) -> io.NodeOutput:
-        progress = NodeProgress()
+        progress, device = NodeProgress(), get_torch_device()
         video = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[0]!r} or {OUTPUTS[2]!r} to get a video.")
         images = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
         if output != OUTPUTS[1]:
             path = Path(folders.temp_dir()) / f"latentsync-{uuid4().hex}.mp4"
-            video = InputImpl.VideoFromFile(str(restore.restore_clip(faces, crops, audio.audio, path, crf=crf, progress=progress)))
+            restore.restore_clip(faces, crops, audio.audio, path, crf=crf, device=device, progress=progress)
+            video = InputImpl.VideoFromFile(str(path))
         if output != OUTPUTS[0]:
-            images = restore.restore_images(faces, crops, progress=progress)
+            images = restore.restore_images(faces, crops, device=device, progress=progress)
         return io.NodeOutput(video, images)
 
 

@@ -14,6 +14,7 @@ from latentsync_rtx.lipsync.crops import Crops
 from latentsync_rtx.lipsync.errors import ShapeError
 from latentsync_rtx.lipsync.face import FaceTrack, align_matrices, warp_crops
 from latentsync_rtx.lipsync.face.align import face_size, frame_region
+from latentsync_rtx.lipsync.matte import soft_matte
 from latentsync_rtx.lipsync.spool import Spool
 from safetensors.numpy import load_file
 
@@ -82,7 +83,7 @@ def test_matte_equals_the_straight_way(scale, place, angle):
     matte = np.zeros(shape, np.float32)
     shifted = matrix.copy()
     shifted[:, 2] += matrix[:, :2] @ (x0, y0)
-    matte[y0:y1, x0:x1] = restore.soft_matte(shifted, size, (x1 - x0, y1 - y0))
+    matte[y0:y1, x0:x1] = soft_matte(shifted, size, (x1 - x0, y1 - y0))
     assert np.abs(matte - expected).max() < 0.06
     assert np.abs(matte - expected).mean() < 2e-3
     assert matte.max() > 0.99

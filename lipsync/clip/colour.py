@@ -51,7 +51,8 @@ def to_rgb(reformatter, frame: av.VideoFrame, width: int, height: int) -> np.nda
         src_colorspace=_SWSCALE.get(int(frame.colorspace), _SWSCALE_601), dst_colorspace=_SWSCALE_601,
         src_color_range=_FULL if full else _LIMITED, dst_color_range=_LIMITED, interpolation=_QUICK,
     )
-    return rgb.to_ndarray()
+    picture = rgb.to_ndarray()
+    return picture.copy() if rgb is frame else picture  # the decoder's own picture may be shown again, and the caller may paint on it
 
 
 def to_yuv(reformatter, frame: av.VideoFrame, look: Look, pixel_format: str) -> av.VideoFrame:

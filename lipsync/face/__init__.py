@@ -5,13 +5,13 @@ from ..errors import FaceError
 from .align import Aligner, align_matrices, warp_crops
 from .detector import MIN_SCORE, MIN_SIZE, Detector, Face
 from .identity import CHOICES
-from .track import FaceTrack, align_clip
+from .track import SMOOTHINGS, FaceTrack, align_clip
 
 DETECTORS = ("auto", "mediapipe", "insightface")
 
 __all__ = [
-    "CHOICES", "DETECTORS", "MIN_SCORE", "MIN_SIZE", "Aligner", "Detector", "Face", "FaceTrack", "align_clip", "align_matrices",
-    "load_detector", "warp_crops"
+    "CHOICES", "DETECTORS", "MIN_SCORE", "MIN_SIZE", "SMOOTHINGS", "Aligner", "Detector", "Face", "FaceTrack", "align_clip",
+    "align_matrices", "load_detector", "warp_crops"
 ]
 
 

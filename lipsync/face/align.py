@@ -3,6 +3,8 @@
 The template, the normalisation and the smoothed bias are LatentSync's (its AlignRestore), computed here in float64; the reference works in
 fp16 and is off by up to a pixel at 4K.
 """
+from collections.abc import Sequence
+
 import cv2
 import numpy as np
 
@@ -13,6 +15,7 @@ CARD = (75, 100)  # width, height the template is drawn on
 TEMPLATE_SCALE = 2.8 / 256  # card units -> crop pixels, per pixel of resolution
 CARRIED_BIAS = 0.2  # weight of the previous frame's bias in the smoothed one
 BORDER = 127  # grey outside the picture
+ROUNDING = 1e-4  # added before truncation: a grey value of 199.9999 is 200
 
 
 def face_size(resolution: int) -> tuple[int, int]:
@@ -103,6 +106,18 @@ def shifted(matrix: np.ndarray, x: float, y: float) -> np.ndarray:
     return moved
 
 
+def common_regions(matrices: Sequence[np.ndarray], size: tuple[int, int], shape: tuple[int, ...]) -> tuple[list[tuple[int, int]], int, int]:
+    """The frame regions under face pictures of `size` (w, h), all as large as the largest: origins (x, y), width, height (maybe 0)."""
+    regions = [frame_region(matrix, size, shape) for matrix in matrices]
+    width, height = max(x1 - x0 for x0, _, x1, _ in regions), max(y1 - y0 for _, y0, _, y1 in regions)
+    return [(min(x0, shape[1] - width), min(y0, shape[0] - height)) for x0, y0, _, _ in regions], width, height
+
+
+def lookups_at(matrices: Sequence[np.ndarray], origins: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Matrices for regions that start at `origins`: float64 [N,2,3], region px -> face picture px."""
+    return np.stack([shifted(matrix, x, y) for matrix, (x, y) in zip(matrices, origins, strict=True)])
+
+
 def warp_face(frame: np.ndarray, matrix: np.ndarray, resolution: int) -> np.ndarray:
     """The upright face picture, uint8 [h,w,3] of `face_size(resolution)`: bilinear, grey 127 outside, truncated as in the reference."""
     size = face_size(resolution)
@@ -123,7 +138,7 @@ def warp_crop(frame: np.ndarray, matrix: np.ndarray, resolution: int) -> np.ndar
 def warp_crops(frames: np.ndarray, matrices: np.ndarray, resolution: int) -> np.ndarray:
     """Crops of frames uint8 [N,H,W,3] by matrices [N,2,3] -> uint8 [N,r,r,3]. Raises ShapeError for another dtype or shape.
 
-    The CPU's way; a batched GPU warp replaces this one function (same signature, `grid_sample` with align_corners=True).
+    The CPU's way; `warp.Warper` is the GPU's.
     """
     frames, matrices = np.asarray(frames), np.asarray(matrices)
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8:

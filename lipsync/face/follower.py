@@ -75,6 +75,7 @@ class Follower:
     min_score: float
     detect_every: int
     refused: Refused = field(default_factory=Refused)
+    cut: bool = False  # is this the first frame of a shot
 
     def __post_init__(self):
         self._cuts, self._frame = CutFinder(), -1
@@ -85,7 +86,7 @@ class Follower:
     def __call__(self, frame: np.ndarray, finds: list[Face] | None = None) -> tuple[Face | None, bool]:
         """`finds`: the detector's faces of this frame if they are known already (a detector that cannot follow)."""
         self._frame += 1
-        cut = self._cuts(frame)
+        self.cut = cut = self._cuts(frame)
         face, fresh = None, True
         if self._followed and not cut and finds is None:
             face, fresh = self._follow(frame)

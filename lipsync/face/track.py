@@ -3,27 +3,35 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
+import torch
 
 from ..ahead import ahead, in_order
+from ..batched import frames_at_once, picture_device
 from ..errors import FaceError, MediaError, ShapeError
 from ..progress import Progress, silent
 from ..spool import MEMORY_LIMIT, Spool, require_space
-from .align import Aligner, warp_crop
+from . import preview
+from .align import Aligner
 from .detector import MIN_SCORE, MIN_SIZE, Detector
 from .follower import Follower, Refused
 from .identity import check_choice
+from .preview import Thumbnails
+from .sights import Sight, aligned, cropped, cropped_together, followed, steadied
+from .warp import Warper
 
 if TYPE_CHECKING:
     from ..clip import Clip
 
 log = logging.getLogger(__name__)
 
+SMOOTHINGS = ("reference", "steady", "off")
 DETECT_EVERY = 8  # frames
 CROP_BYTES = 3
 
@@ -39,6 +47,8 @@ class FaceTrack:
     run_ids: int32 [N], -1 where not found; a new number after each gap, cut, or change of face.
     crops: uint8 rows [r,r,3], one for each found frame, in order.
     crop_row: int64 [N], the frame's row in `crops`, -1 where not found.
+    cuts: bool [N], the first frame of each shot but the first.
+    thumbnails: small pictures of some frames, for `preview`.
     detector: what found the faces and where it ran, for people (F09).
     frame_ms: milliseconds a frame that making the track took, reading included.
     """
@@ -52,11 +62,28 @@ class FaceTrack:
     run_ids: np.ndarray
     crops: Spool
     crop_row: np.ndarray
+    cuts: np.ndarray | None = None
+    thumbnails: list[tuple[int, np.ndarray]] = field(default_factory=list)
     detector: str = ""
     frame_ms: float = 0.0
 
     def __len__(self) -> int:
         return len(self.found)
+
+    def __post_init__(self):
+        if self.cuts is None:
+            self.cuts = np.zeros(len(self.found), bool)
+
+    def preview(self) -> np.ndarray:
+        """The track as one picture, uint8 [H,W,3] about 1280 px wide: found, lost, cuts, the face's place, and a contact sheet."""
+        return preview.draw(self)
+
+    def write_preview(self, path: str | Path) -> None:
+        """`preview` as a picture file (.png, .jpg, ...). Raises MediaError when it cannot be written."""
+        try:
+            cv2.imencode(Path(path).suffix, self.preview()[..., ::-1])[1].tofile(path)  # not imwrite: it takes no such name on Windows
+        except (OSError, cv2.error) as error:
+            raise MediaError(f"cannot write the track's preview {path}: {error}") from error
 
     def gaps(self) -> list[tuple[int, int]]:
         """Stretches of frames without a face: (first, last), both inclusive."""
@@ -85,22 +112,27 @@ def align_clip(
     choice: str | int | np.ndarray = "largest",
     min_size: float = MIN_SIZE,
     min_score: float = MIN_SCORE,
-    smooth: bool = True,
+    smooth: str = SMOOTHINGS[0],
     detect_every: int = DETECT_EVERY,
+    device: torch.device | str | None = None,
     spool_folder: str | Path | None = None,
     progress: Progress = silent,
 ) -> FaceTrack:
     """Follow one face through `clip` and cut it out, aligned.
 
     choice: "largest", "left", "right", an index from the left, or a mask [H,W]. It is made once; then that face is followed, also over a
-    cut where it can be told. min_size, min_score: a face narrower (px) or less sure (0..1) does not count. smooth: the reference's
-    smoothing of the alignment over time. detect_every: see `Follower`.
+    cut where it can be told. min_size, min_score: a face narrower (px) or less sure (0..1) does not count. detect_every: see `Follower`.
+    smooth: "reference" smooths the alignment over time as LatentSync does (it hardly does), "steady" takes the jitter out of the landmarks
+    first (see `steady`), "off" aligns each frame by itself.
+    device: a CUDA device cuts the crops out of several frames at once; with any other, or None, OpenCV does it.
 
     Reading, following and warping overlap; a few frames are in memory at a time. Frames without a reliable face are marked, not guessed.
     Raises FaceError when no frame has a usable face (saying what was seen), MediaError for a clip without frames, DiskSpaceError when the
     crops cannot fit on disk.
     """
     choice = check_choice(choice)
+    if smooth not in SMOOTHINGS:
+        raise FaceError(f"unknown smoothing {smooth!r}: use one of {', '.join(SMOOTHINGS)}")
     if resolution < 8 or resolution % 8:
         raise ShapeError(f"resolution {resolution} is not a multiple of 8; the models were trained at 256 (1.5) and 512 (1.6)")
     need = clip.frame_count * resolution * resolution * CROP_BYTES
@@ -109,19 +141,32 @@ def align_clip(
     if detector.note:
         log.warning("%s", detector.note)
 
-    follower = Follower(detector, choice, min_size, min_score, max(1, detect_every))
+    device = picture_device(device)
+    follower, thumbnails = Follower(detector, choice, min_size, min_score, max(1, detect_every)), Thumbnails(clip.frame_count)
     crops = Spool((resolution, resolution, 3), folder=spool_folder)
     rows, first, started = [], None, time.perf_counter()
+
+    def noted(sights: Iterator[Sight]) -> Iterator[Sight]:
+        nonlocal first
+        for index, sight in enumerate(sights):
+            first = sight.frame if first is None else first
+            thumbnails(index, sight)
+            yield sight
+
     try:
         with ahead(clip.frames()) as frames:
-            seen = _with_finds(frames, detector, min_size)
-            with closing(in_order(partial(_crop, resolution=resolution), _followed(seen, follower, Aligner(resolution, smooth)))) as sights:
-                for done, (frame, crop, row) in enumerate(sights, 1):
-                    first = frame if first is None else first
-                    rows.append(row)
-                    if crop is not None:
-                        crops.append(crop)
-                    progress(done, max(done, clip.frame_count), stage="align")
+            sights = noted(followed(_with_finds(frames, detector, min_size), follower))
+            sights = aligned(steadied(sights) if smooth == "steady" else sights, Aligner(resolution, smooth != "off"))
+            if device is None:
+                done = in_order(partial(cropped, resolution=resolution), sights)
+            else:
+                done = cropped_together(sights, frames_at_once(clip.width * clip.height * 3), Warper(resolution, device))
+            with closing(done):
+                for sight in done:
+                    rows.append(_row(sight))
+                    if sight.crop is not None:
+                        crops.append(sight.crop)
+                    progress(len(rows), max(len(rows), clip.frame_count), stage="align")
         if not rows:
             raise MediaError(f"{clip.name} has no frames")
         if not len(crops):
@@ -130,7 +175,7 @@ def align_clip(
     except BaseException:
         crops.close()
         raise
-    found, matrices, scores, boxes, runs = (np.array(column) for column in zip(*rows, strict=True))
+    found, matrices, scores, boxes, runs, cuts = (np.array(column) for column in zip(*rows, strict=True))
     made = FaceTrack(
         clip=clip,
         resolution=resolution,
@@ -141,7 +186,9 @@ def align_clip(
         run_ids=runs.astype(np.int32),
         crops=crops,
         crop_row=np.where(found, np.cumsum(found) - 1, -1).astype(np.int64),
-        detector=f"{detector.name} on {detector.device}",
+        cuts=cuts.astype(bool),
+        thumbnails=thumbnails.pictures,
+        detector=f"{detector.name} on {detector.device}, crops on {device or 'CPU'}",
         frame_ms=(time.perf_counter() - started) / len(rows) * 1e3,
     )
     log.info("%s", made.summary())
@@ -155,26 +202,11 @@ def _with_finds(frames, detector, min_size):
     return in_order(lambda frame: (frame, detector.detect([frame], min_size=min_size)[0]), frames)
 
 
-NOTHING = (False, np.zeros((2, 3)), 0.0, np.zeros(4), -1)
-
-
-def _followed(seen, follower: Follower, aligner: Aligner) -> Iterator[tuple[np.ndarray, tuple]]:
-    """(frame, row of the track): everything that depends on the frame before."""
-    run = -1
-    for frame, finds in seen:
-        face, fresh = follower(frame, finds)
-        if face is None:
-            yield frame, NOTHING
-            continue
-        if fresh:
-            run += 1
-            aligner.reset()
-        yield frame, (True, aligner(face.points[None])[0], face.score, face.box, run)
-
-
-def _crop(item, resolution):
-    frame, row = item
-    return frame, (warp_crop(frame, row[1], resolution) if row[0] else None), row
+def _row(sight):
+    """A sight's row of the track: found, matrix, score, box, run, cut."""
+    if sight.face is None:
+        return False, np.zeros((2, 3)), 0.0, np.zeros(4), -1, sight.cut
+    return True, sight.matrix, sight.face.score, sight.face.box, sight.run, sight.cut
 
 
 def _nothing_found(name, frames, refused: Refused, choice, detector) -> str:

@@ -67,7 +67,7 @@ def test_a_moving_face_is_followed_and_cut_out(any_detector, stage):
     first, last = found.crops.read([0, 19]).astype(float)
     assert np.abs(first - last)[60:200, 60:200].mean() < 12
     assert "20 of 20" in found.summary()
-    assert re.search(r"MediaPipe on CPU, \d+\.\d ms a frame", found.summary())  # F09
+    assert re.search(r"MediaPipe on CPU, crops on CPU, \d+\.\d ms a frame", found.summary())  # F09
 
 
 def test_one_black_frame_is_a_gap_and_nothing_more(any_detector, stage):
@@ -233,7 +233,7 @@ def test_odd_resolutions_are_refused_before_work(detector, stage):
 
 def test_smoothing_can_be_turned_off(detector, stage):
     frames = [stage.shot(300 + 9 * (k % 2)) for k in range(4)]
-    smooth, raw = follow(frames, detector), follow(frames, detector, smooth=False)
+    smooth, raw = follow(frames, detector), follow(frames, detector, smooth="off")
     assert np.allclose(smooth.boxes, raw.boxes)
     assert not np.allclose(smooth.matrices, raw.matrices, atol=1e-3)
 
@@ -360,7 +360,7 @@ def test_a_real_clip(detector):
     found = align_clip(clip_of(frames), detector, 512)
     assert found.found.all()
     assert (found.run_ids == 0).all()
-    [alone] = align_matrices(detector.detect([frames[20]])[0][0].points[None], 512, smooth=False)
+    [alone] = align_matrices(detector.detect([frames[20]])[0][0].points[None], 512, smooth="off")
     corner = np.array([256.0, 256, 1])
     assert np.hypot(*((found.matrices[20] - alone) @ corner)) < 12  # px of 512: the bias and the smoothing
 
