@@ -260,6 +260,10 @@ def _decoded(container, stream) -> Iterator[av.VideoFrame]:
     except (av.FFmpegError, OSError):  # the file itself ends in ruins: give what the decoder still holds
         with contextlib.suppress(av.FFmpegError):
             yield from context.decode(None)
+    finally:
+        # Brings the decoder's threads to rest while the interpreter is free. Where PyAV logs through Python (torchvision's import makes it),
+        # a thread that has an error to report waits for the interpreter, which freeing the decoder would hold until that thread ends.
+        context.flush_buffers()
 
 
 def _stretches(ordinals: np.ndarray) -> Iterator[tuple[int, int, bool]]:
