@@ -4,11 +4,10 @@ The step that runs the builder imports this package without PyTorch, so nothing 
 """
 import importlib
 
-_PUBLIC = {"build": "builder", "check": "builder", "summary": "builder", "PORTABLE": "builder", "THIS_GPU": "builder", "list_engines": "builder", "find_engine": "builder", "Engine": "builder"}
-__all__ = [*_PUBLIC]  # noqa: PLE0604
+__all__ = ["PORTABLE", "THIS_GPU", "Engine", "build", "check", "find_engine", "list_engines", "summary"]
 
 
 def __getattr__(name: str):
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    return getattr(importlib.import_module(".builder", __name__), name)

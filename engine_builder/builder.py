@@ -29,7 +29,6 @@ STAGE = "build engine"
 EXPORT_SHARE = 0.35  # of the time
 BUILD_LOCK = ".build.lock"
 WORK = ".build-"  # what the folders of unfinished builds begin with
-MAX_FRAMES = 24
 
 
 def build(
