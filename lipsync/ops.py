@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # fastest first
 ORDERED = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}  # since PyTorch 2.6
+HALF = (torch.float16, torch.bfloat16)
 FEW = 64  # keys that fit into one tile of a kernel
 TILE = 16  # pictures must have a multiple of this many pixels for the kernels
 
@@ -30,6 +31,8 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, frames: int = 1, shift: Tensor 
     """
     if (kernels := _kernels(x)) and x.shape[2] * x.shape[3] % TILE == 0:
         return kernels.group_norm(x.contiguous(memory_format=torch.channels_last), norm, frames=frames, shift=shift, silu=silu)
+    if x.is_cuda and x.dtype in HALF and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _group_norm_in_half(x, norm, frames, shift, silu)
     grouped = x.unflatten(1, (norm.num_groups, -1)).unflatten(0, (-1, frames)).float()  # [rows, frames, groups, C/groups, H, W], a view
     if shift is not None:
         grouped = grouped + shift.float().view(-1, 1, norm.num_groups, grouped.shape[3], 1, 1)
@@ -38,6 +41,22 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, frames: int = 1, shift: Tensor 
     offset = norm.bias.float().view(1, 1, norm.num_groups, -1, 1, 1) - mean * scale
     y = torch.addcmul(offset, grouped, scale)
     return (F.silu(y) if silu else y).to(x.dtype).flatten(2, 3).flatten(0, 1)
+
+
+def _group_norm_in_half(x: Tensor, norm: nn.GroupNorm, frames: int, shift: Tensor | None, silu: bool) -> Tensor:
+    """Without Triton: the moments of every channel, then of the groups, so that no step makes a float32 copy of x."""
+    pixels = x.permute(0, 2, 3, 1).reshape(len(x) // frames, -1, x.shape[1])  # [rows, frames*H*W, C], a view of channels-last memory
+    mean = pixels.mean(1, dtype=torch.float32)
+    variance = torch.linalg.vector_norm(pixels, dim=1, dtype=torch.float32).square() / pixels.shape[1] - mean.square()
+    moved = 0 if shift is None else shift.float()
+    mean, variance = ((t.unflatten(1, (norm.num_groups, -1))) for t in (mean + moved, variance))
+    centre = mean.mean(2, keepdim=True)
+    spread = (variance + (mean - centre).square()).mean(2, keepdim=True)
+    scale = norm.weight.float().view(norm.num_groups, -1) * torch.rsqrt(spread.clamp_min(0) + norm.eps)
+    offset = norm.bias.float() + ((moved - centre.expand_as(scale).flatten(1)) * scale.flatten(1))
+    y = torch.addcmul(offset[:, None], pixels, scale.flatten(1)[:, None], out=torch.empty_like(pixels))
+    y = y.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
+    return F.silu(y, inplace=True) if silu else y
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm, *, shift: Tensor | None = None, table: Tensor | None = None) -> Tensor:
@@ -49,11 +68,11 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm, *, shift: Tensor | None = None, ta
     return y if table is None else y + table[:, None]
 
 
-def geglu(x: Tensor) -> Tensor:
-    """[..., 2n] -> [..., n]: the first half times the GELU (exact, by erf) of the second."""
+def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A linear layer [...,K] -> [...,2M], then its first half times the GELU (by erf) of its second: [...,M]."""
     if kernels := _kernels(x):
-        return kernels.geglu(x)
-    value, gate = x.chunk(2, dim=-1)
+        return kernels.geglu(x.contiguous(), weight, bias)
+    value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
     return value * F.gelu(gate)
 
 
@@ -87,7 +106,8 @@ def enlarged(x: Tensor, conv: nn.Conv2d, phases: Tensor | None = None) -> Tensor
     """
     kernels = _kernels(x)
     if kernels and phases is not None:
-        return kernels.interleave(F.conv2d(x, phases, padding=1), conv.bias)
+        # Padded by hand: asked for padding, cuDNN takes a kernel at 16 x 16 that is twice as slow.
+        return kernels.interleave(F.conv2d(F.pad(x, (1, 1, 1, 1)), phases), conv.bias)
     return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
@@ -151,7 +171,7 @@ def accelerates(x: Tensor) -> bool:
 
 def _kernels(x: Tensor):
     """The module `kernels` where its functions can run on x."""
-    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not x.is_cuda or x.dtype not in HALF or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     return _triton()
 

@@ -15,6 +15,7 @@ from .mask import keep_mask
 from .progress import Progress, silent
 from .spool import Spool
 from .vae_diffusers import DiffusersVAE
+from .vae_fast import accelerated
 
 __all__ = ["POSTERIORS", "SCALE", "DiffusersVAE", "decode", "decode_crops", "encode"]
 
@@ -47,7 +48,7 @@ def encode(vae, images: torch.Tensor, *, posterior: str = "mode", generator: tor
         noise = torch.randn(mean.shape, generator=generator, device=device).to(mean)
         return mean + noise * (0.5 * log_variance.clamp(-30, 20)).exp()  # the clamp is Stable Diffusion's
 
-    with _chosen(vae, choose):
+    with accelerated(vae), _chosen(vae, choose):
         latents = choose(vae.moments(images)) if hasattr(vae, "moments") else vae.encode(images)
     wanted = (shape[0], 4, shape[1] // CELL, shape[2] // CELL)
     if tuple(latents.shape) != wanted:
@@ -66,7 +67,8 @@ def decode(vae, latents: torch.Tensor, *, first: int = 0) -> torch.Tensor:
         raise ShapeError(f"latents to decode are [N,4,h,w], not {list(latents.shape)}.")
     broken = ~torch.isfinite(latents).flatten(1).all(1)
     _refuse(broken, first, "the latents of crops {} are NaN or infinite: the denoising went wrong, before the VAE.")
-    images = vae.decode(latents / SCALE).movedim(-1, 1)
+    with accelerated(vae):
+        images = vae.decode(latents / SCALE).movedim(-1, 1)
     wanted = (latents.shape[0], 3, latents.shape[2] * CELL, latents.shape[3] * CELL)
     if tuple(images.shape) != wanted:
         raise ShapeError(f"this VAE decodes {list(latents.shape)} to {list(images.shape)}, not {list(wanted)}: {RIGHT_VAE}.")

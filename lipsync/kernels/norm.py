@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 PIXELS, CHANNELS = 64, 64  # of the tile that a program holds at a time
+CHUNKS = 64  # whose moments a program of `_combine` holds at a time
 PROGRAMS = 1024  # about how many programs fill a large GPU
 
 
@@ -31,13 +32,13 @@ def _moments(x, mean, squares, channels, repeats, PIXELS: tl.constexpr, CHANNELS
 
 
 @triton.jit
-def _combine(mean, squares, shift, weight, bias, scale, offset, channels, chunks, count, shift_stride, eps,
-             CHUNKS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, SHIFTED: tl.constexpr):
+def _combine(mean, squares, shift, weight, bias, scale, offset, channels, size, chunks, count, shift_stride, eps,
+             CHUNKS: tl.constexpr, PADDED: tl.constexpr, SHIFTED: tl.constexpr):
     """One group of one row: moments of its chunks of `count` pixels -> y = x * scale + offset per channel (Chan's parallel variance)."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PADDED)
-    column = tl.program_id(1) * SIZE + lane
-    keep = lane < SIZE
+    column = tl.program_id(1) * size + lane
+    keep = lane < size
     moved = tl.zeros([PADDED], tl.float32)
     if SHIFTED:
         moved = tl.load(shift + row * shift_stride + column, mask=keep, other=0.0).to(tl.float32)
@@ -46,7 +47,7 @@ def _combine(mean, squares, shift, weight, bias, scale, offset, channels, chunks
         chunk = start + tl.arange(0, CHUNKS)
         inside = (chunk < chunks)[:, None] & keep[None, :]
         total += tl.sum(tl.load(mean + (row * chunks + chunk[:, None]) * channels + column[None, :], mask=inside, other=0.0), 0)
-    average = tl.sum(tl.where(keep, total / chunks + moved, 0.0), 0) / SIZE
+    average = tl.sum(tl.where(keep, total / chunks + moved, 0.0), 0) / size
     spread = tl.zeros([PADDED], tl.float32)
     for start in range(0, chunks, CHUNKS):
         chunk = start + tl.arange(0, CHUNKS)
@@ -54,7 +55,7 @@ def _combine(mean, squares, shift, weight, bias, scale, offset, channels, chunks
         place = (row * chunks + chunk[:, None]) * channels + column[None, :]
         apart = tl.where(inside, tl.load(mean + place, mask=inside, other=0.0) + moved[None, :] - average, 0.0)
         spread += tl.sum(tl.load(squares + place, mask=inside, other=0.0) + count * apart * apart, 0)
-    inverse = 1.0 / tl.sqrt(tl.sum(spread, 0) / (chunks * count * SIZE) + eps)
+    inverse = 1.0 / tl.sqrt(tl.sum(spread, 0) / (chunks * count * size) + eps)
     gain = tl.load(weight + column, mask=keep, other=0.0).to(tl.float32) * inverse
     start = tl.load(bias + column, mask=keep, other=0.0).to(tl.float32) + (moved - average) * gain
     tl.store(scale + row * channels + column, gain, mask=keep)
@@ -90,9 +91,9 @@ def group_norm(x: Tensor, norm: torch.nn.GroupNorm, *, frames: int = 1, shift: T
     y = torch.empty_like(x, memory_format=torch.channels_last)
     _moments[(rows * chunks, columns)](x, mean, squares, channels, repeats, PIXELS=tile, CHANNELS=CHANNELS)
     _combine[(rows, norm.num_groups)](
-        mean, squares, mean if shift is None else shift, norm.weight, norm.bias, scale, offset, channels, chunks, tile * repeats,
+        mean, squares, mean if shift is None else shift, norm.weight, norm.bias, scale, offset, channels, size, chunks, tile * repeats,
         0 if shift is None or shift.shape[0] == 1 else shift.stride(0), norm.eps,
-        CHUNKS=min(64, triton.next_power_of_2(chunks)), SIZE=size, PADDED=triton.next_power_of_2(size), SHIFTED=shift is not None,
+        CHUNKS=CHUNKS, PADDED=max(16, triton.next_power_of_2(size)), SHIFTED=shift is not None,
     )  # fmt: skip
     _normalise[(rows * per_row // tile, columns)](x, scale, offset, y, per_row, channels, SILU=silu, PIXELS=tile, CHANNELS=CHANNELS)
     return y
@@ -132,9 +133,10 @@ def layer_norm(x: Tensor, norm: torch.nn.LayerNorm, shift: Tensor | None = None,
     rows = x.numel() // channels
     y = torch.empty_like(x)
     padded = triton.next_power_of_2(channels)
-    block = max(1, 4096 // padded)
+    block = 4
     _layer_norm[(triton.cdiv(rows, block),)](
         x, norm.weight, norm.bias, x if shift is None else shift, x if table is None else table, y, rows, channels, x.shape[-2],
         1 if table is None else table.shape[0], norm.eps, SHIFT=shift is not None, TABLE=table is not None, ROWS=block, PADDED=padded,
+        num_warps=2 if padded <= 1024 else 4,
     )  # fmt: skip
     return y

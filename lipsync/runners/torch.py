@@ -109,6 +109,7 @@ class TorchSession(Session):
             with torch.cuda.stream(stream):
                 for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
                     step()
+            torch.cuda.empty_cache()  # the graph has a pool of its own: do not keep what these steps needed beside it
             with torch.cuda.graph(graph, pool=self.runner.pool, stream=stream):
                 step()
             torch.cuda.current_stream().wait_stream(stream)

@@ -1,4 +1,5 @@
 """The two kinds of transformer: over the pixels and audio of one picture, and over the frames of one pixel."""
+import itertools
 import math
 from collections.abc import Callable
 
@@ -53,15 +54,15 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What `output` is to be applied to."""
-        return ops.geglu(self.net["0"]["proj"](x))
+        return ops.geglu(x, self.net["0"]["proj"].weight, self.net["0"]["proj"].bias)
 
 
 class Transformer(Prepared):
     """What both kinds share: a group norm of each picture by itself, a block between two linear layers, residual.
 
-    The block's tokens are a sum that grows by one linear layer after another. Prepared: the first layer, `proj_in`, adds the biases of all
-    of them, and the norms take off again what is not due yet, so that the sum grows inside the matrix products, in place. In the same way
-    the pictures come with the bias of `proj_out` added, and sometimes of others: `lead`.
+    The block's tokens are a sum that grows by one linear layer after another. Prepared: all of them leave their biases out, and the sum
+    grows inside the matrix products, in place. The norms add what is missing. At the end, what is missing is a constant for the pictures:
+    they come with it added, and with that of the transformer after this one, as their `lead`.
     """
 
     def __init__(self, width: int, projection: Callable[[int, int], nn.Module], groups: int):
@@ -70,30 +71,30 @@ class Transformer(Prepared):
         self.proj_in = projection(width, width)
         self.proj_out = projection(width, width)
 
-    def prepare(self, lead: Tensor) -> None:
-        """lead [C], float32: biases that the pictures come with."""
-        biases = [layer.bias.data.float() for layer in self.transformer_blocks[0].growth()]
-        start = self.proj_in.bias.data.float()
-        entry = (start + sum(biases)).to(self.proj_in.bias.dtype)
-        early = start - entry  # what to add to the tokens so that they are as if no bias had been added early
-        self.prepared = entry, tuple(early + sum(biases[:i]) for i in range(len(biases))), -lead[None]
+    def prepare(self, lead: Tensor) -> Tensor:
+        """lead [C], float32: what the next transformer's pictures come with -> what this one's must come with."""
+        layers = [self.proj_in, *self.transformer_blocks[0].growth()]
+        *late, missing = itertools.accumulate(layer.bias.data.float() for layer in layers)
+        lead = lead + self.proj_out.weight.data.flatten(1).float() @ missing + self.proj_out.bias.data.float()
+        self.prepared = tuple(late), -lead[None]
+        return lead
 
     def enter(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """Pictures [N,C,H,W] -> tokens [N,H*W,C], and the shift of each of the block's norms."""
-        entry, early, shift = self.prepared or (self.proj_in.bias, (None, None, None), None)
+        """Pictures [N,C,H,W] -> tokens [N,H*W,C], and what each of the block's norms is to add to them."""
+        late, shift = self.prepared or ((None, None, None), None)
         tokens = ops.tokens(ops.group_norm(x, self.norm, shift=shift))
-        return F.linear(tokens, self.proj_in.weight.flatten(1), entry), early
+        return F.linear(tokens, self.proj_in.weight.flatten(1), self.proj_in.bias if late[0] is None else None), late
 
     def leave(self, tokens: Tensor, x: Tensor) -> Tensor:
         """Tokens [M,H*W,C] -> pictures [M,C,H,W], plus x, which is repeated where it has fewer. When prepared, x may be written over."""
-        early = None if self.prepared is None else self.prepared[2]
-        return ops.picture(grown(ops.repeated(ops.tokens(x), len(tokens)), tokens, self.proj_out, early), x)
+        late = None if self.prepared is None else self.prepared[1]
+        return ops.picture(grown(ops.repeated(ops.tokens(x), len(tokens)), tokens, self.proj_out, late), x)
 
 
-def grown(x: Tensor, y: Tensor, layer: nn.Module, early: Tensor | None) -> Tensor:
-    """x plus layer(y); where x has the layer's bias early, in place."""
+def grown(x: Tensor, y: Tensor, layer: nn.Module, late: Tensor | None) -> Tensor:
+    """x plus layer(y); with `late`, in place and without the bias."""
     weight = layer.weight.flatten(1)
-    return x + F.linear(y, weight, layer.bias) if early is None else ops.accumulate(x, y, weight)
+    return x + F.linear(y, weight, layer.bias) if late is None else ops.accumulate(x, y, weight)
 
 
 class SpatialBlock(nn.Module):
@@ -109,28 +110,28 @@ class SpatialBlock(nn.Module):
     def growth(self) -> list[nn.Linear]:
         return [self.attn1.to_out[0], self.attn2.to_out[0], self.ff.output]
 
-    def forward(self, x: Tensor, early: tuple[Tensor | None, ...], keys: Tensor, values: Tensor, flow: Flow) -> Tensor:
+    def forward(self, x: Tensor, late: tuple[Tensor | None, ...], keys: Tensor, values: Tensor, flow: Flow) -> Tensor:
         """x [N,P,C] -> the same; N grows to all pictures where silent and hearing ones still shared x."""
-        query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1, shift=early[0]))
-        x = grown(x, ops.attention(query, key, value, self.attn1.heads), self.attn1.to_out[0], early[0])
+        query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1, shift=late[0]))
+        x = grown(x, ops.attention(query, key, value, self.attn1.heads), self.attn1.to_out[0], late[0])
         flow.check()
         hearing = x[-len(keys) :] if flow.silent else x
-        query = self.attn2.to_q(ops.layer_norm(hearing, self.norm2, shift=early[1]))
-        x = self._hear(x, ops.attention(query, keys, values, self.attn2.heads), flow.silent, early[1])
+        query = self.attn2.to_q(ops.layer_norm(hearing, self.norm2, shift=late[1]))
+        x = self._hear(x, ops.attention(query, keys, values, self.attn2.heads), flow.silent, late[1])
         flow.check()
-        x = grown(x, self.ff(ops.layer_norm(x, self.norm3, shift=early[2])), self.ff.output, early[2])
+        x = grown(x, self.ff(ops.layer_norm(x, self.norm3, shift=late[2])), self.ff.output, late[2])
         flow.check()
         return x
 
-    def _hear(self, x: Tensor, answer: Tensor, silent: int, early: Tensor | None) -> Tensor:
+    def _hear(self, x: Tensor, answer: Tensor, silent: int, late: Tensor | None) -> Tensor:
         """Add the answers to the hearing pictures. Zero audio has zero values, hence silent ones get no more than the output's bias."""
         output = self.attn2.to_out[0]
         if not silent:
-            return grown(x, answer, output, early)
-        if early is None:
+            return grown(x, answer, output, late)
+        if late is None:
             return torch.cat([x[:silent] + output.bias, x[-len(answer) :] + output(answer)])
         x = ops.repeated(x, silent + len(answer))
-        grown(x[silent:], answer, output, early)
+        grown(x[silent:], answer, output, late)
         return x
 
 
@@ -146,8 +147,8 @@ class SpatialTransformer(Transformer):
         return self.transformer_blocks[0].attn2.project(audio)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        tokens, early = self.enter(x)
-        tokens = self.transformer_blocks[0](tokens, early, flow.heard.keys[self.slot], flow.heard.values[self.slot], flow)
+        tokens, late = self.enter(x)
+        tokens = self.transformer_blocks[0](tokens, late, flow.heard.keys[self.slot], flow.heard.values[self.slot], flow)
         return self.leave(tokens, x)
 
 
@@ -179,14 +180,14 @@ class TemporalBlock(nn.Module):
     def growth(self) -> list[nn.Linear]:
         return [*(attention.to_out[0] for attention in self.attention_blocks), self.ff.output]
 
-    def forward(self, x: Tensor, early: tuple[Tensor | None, ...], flow: Flow) -> Tensor:
+    def forward(self, x: Tensor, late: tuple[Tensor | None, ...], flow: Flow) -> Tensor:
         """x [rows, frames, P, C] -> the same."""
-        for attention, norm, shift in zip(self.attention_blocks, self.norms, early[:-1], strict=True):
+        for attention, norm, shift in zip(self.attention_blocks, self.norms, late[:-1], strict=True):
             table = attention.pos_encoder.pe[0, : flow.frames]
             query, key, value = attention.project(ops.layer_norm(x, norm, shift=shift, table=table))
             x = grown(x, ops.temporal_attention(query, key, value, attention.heads), attention.to_out[0], shift)
             flow.check()
-        x = grown(x, self.ff(ops.layer_norm(x, self.ff_norm, shift=early[-1])), self.ff.output, early[-1])
+        x = grown(x, self.ff(ops.layer_norm(x, self.ff_norm, shift=late[-1])), self.ff.output, late[-1])
         flow.check()
         return x
 
@@ -197,8 +198,8 @@ class TemporalTransformer(Transformer):
         self.transformer_blocks = nn.ModuleList([TemporalBlock(width, heads, max_frames)])
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        tokens, early = self.enter(x)
-        tokens = self.transformer_blocks[0](tokens.unflatten(0, (-1, flow.frames)), early, flow)
+        tokens, late = self.enter(x)
+        tokens = self.transformer_blocks[0](tokens.unflatten(0, (-1, flow.frames)), late, flow)
         return self.leave(tokens.flatten(0, 1), x)
 
 

@@ -13,7 +13,7 @@ from .prepared import Prepared
 class Resnet(Prepared):
     """Norm, SiLU, 3x3 convolution, twice, beside a shortcut. The norms' statistics run over the frames of a row as well as over pixels.
 
-    Prepared: the biases of the sum, and those of the layers that will add to it (see `Transformer`).
+    Prepared: the biases of the sum, and constants of the layers that will add to it (see `Transformer`).
     """
 
     slot: slice  # of `Flow.shifts`
@@ -32,7 +32,7 @@ class Resnet(Prepared):
         return self.time_emb_proj(embedding) + self.conv1.bias
 
     def prepare(self, lead: Tensor) -> None:
-        """lead [C], float32: biases to add early."""
+        """lead [C], float32: what to add for the transformers after this."""
         biases = [layer.bias.data.float() for layer in (self.conv2, self.conv_shortcut) if layer is not None]
         self.prepared = (sum(biases) + lead).to(self.conv2.bias.dtype)
 
@@ -74,11 +74,10 @@ class Enlarge(Prepared):
 
 
 def prepare_stage(resnet: Resnet, transformers: list[Transformer]) -> None:
-    """Let the resnet add the biases of the transformers after it, so that they add to its pictures in place."""
+    """Let the resnet add the constants of the transformers after it, so that they add to its pictures in place (see `Transformer`)."""
     lead = torch.zeros(resnet.conv2.out_channels, device=resnet.conv2.weight.device)
     for transformer in reversed(transformers):
-        lead = lead + transformer.proj_out.bias.data.float()
-        transformer.prepare(lead)
+        lead = transformer.prepare(lead)
     resnet.prepare(lead)
 
 
