@@ -3,11 +3,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from . import sound
+from . import mapped, sound
 from .errors import AudioError
 from .progress import Progress, silent, unchecked
 from .whisper import WhisperEncoder, load_encoder
@@ -22,6 +23,8 @@ STEPS_PER_SECOND = 50  # the encoder halves the mel frames
 WINDOW = np.arange(-4, 6)  # steps around a video frame's own that it reads
 FADE = 100  # steps of cross-fade in the middle of what two windows share (10 s or more), so either has at least 4 s of context there
 SILENCE_DB = -120.0  # level of digital zero
+QUIETEST = 2.0  # log-mel lies within so much of its loudest value (Whisper's floor of 8 in log10, over 4)
+THRESHOLD_DB, FADE_SECONDS = -50.0, 0.2  # what counts as silence, and how long the mouth takes to come to rest
 
 
 def log_mel(waveform_16k: torch.Tensor, check: Callable[[], None] = unchecked) -> torch.Tensor:
@@ -45,7 +48,7 @@ def log_mel(waveform_16k: torch.Tensor, check: Callable[[], None] = unchecked) -
         frames = samples[start * HOP : (end - 1) * HOP + N_FFT].unfold(0, N_FFT, HOP)
         power = torch.fft.rfft(frames * window).abs().square()
         mel[:, start:end] = (filters @ power.T).clamp(min=1e-10).log10()
-    return (torch.maximum(mel, mel.max() - 8.0) + 4.0) / 4.0
+    return (torch.maximum(mel, mel.max() - 4 * QUIETEST) + 4.0) / 4.0
 
 
 def _mel_filters() -> torch.Tensor:
@@ -84,16 +87,18 @@ def _steps(frames: Sequence[int], fps: Fraction | float) -> np.ndarray:
 class AudioFeatures:
     """What the socket LATENTSYNC_AUDIO carries.
 
-    states: float32 [S,5,384] on the CPU, Whisper's hidden states, 50 a second.
+    states: float32 [S,5,384] on the CPU, Whisper's hidden states, 50 a second; in a file when large (see `mapped`).
     levels: float32 [S], loudness of each step in dB below full scale, -120 for digital zero.
     seconds: length of the sound.
     audio: the AUDIO dict as it came in, untouched, for the finished clip.
+    silence: float32 [n_ctx,5,384], the hidden states of one window with nothing in it, as quiet as this sound's mel can be.
     """
 
     states: torch.Tensor
     levels: torch.Tensor
     seconds: float
     audio: dict
+    silence: torch.Tensor | None = None
 
     def tokens(self, frames: Sequence[int], fps: Fraction | float) -> torch.Tensor:
         """What video frames `frames` (counted from 0 at `fps`) hear: float32 [n, 50, 384], step by step, the 5 states of each in order.
@@ -101,16 +106,32 @@ class AudioFeatures:
         Frames after the end of the sound hear its last step.
         """
         indices = torch.from_numpy(_windows(frames, fps, len(self.states)))
-        return self.states[indices].flatten(1, 2)
+        tokens = self.states[indices].flatten(1, 2)
+        mapped.release(self.states)
+        return tokens
+
+    def silent_tokens(self, frames: Sequence[int], fps: Fraction | float) -> torch.Tensor:
+        """What `frames` would hear if there were no sound at all: float32 [n, 50, 384]."""
+        indices = torch.from_numpy(_windows(frames, fps, len(self.states)) % len(self.silence))
+        return self.silence[indices].flatten(1, 2)
 
 
-def extract(audio, encoder: WhisperEncoder, *, windows: str = "overlapped", device="cpu", progress: Progress = silent) -> AudioFeatures:
+def extract(
+    audio,
+    encoder: WhisperEncoder,
+    *,
+    windows: str = "overlapped",
+    device="cpu",
+    spool_folder: str | Path | None = None,
+    progress: Progress = silent,
+) -> AudioFeatures:
     """Run the encoder over a whole AUDIO dict (any rate, channels, dtype, device; see `sound.check`), 30 seconds at a time.
 
     windows "overlapped": windows start every 20 s, the last one ends with the sound; where two meet, in the middle of what they share,
     one fades into the other over 2 s. So every step has 4 s or more of context on both sides, and no break. "reference": windows of
-    30 s side by side, the last one padded. For 30 s or less, both are one window. The encoder works on `device`, and is put back.
-    Raises AudioError (nothing to hear, not audio) before the encoder runs.
+    30 s side by side, the last one padded. For 30 s or less, both are one window. The encoder works on `device`, and is put back. States
+    of a long sound (23 MB a minute) are kept in a file in `spool_folder`.
+    Raises AudioError (nothing to hear, not audio) and DiskSpaceError before the encoder runs.
     """
     if windows not in WINDOWS:
         raise ValueError(f"windows is one of {', '.join(WINDOWS)}, not {windows!r}")
@@ -123,23 +144,28 @@ def extract(audio, encoder: WhisperEncoder, *, windows: str = "overlapped", devi
     mel = log_mel(mono, check)
     length = mel.shape[1] // 2
     starts = _overlapped(length, size) if windows == "overlapped" else list(range(0, length, size))
-    states = torch.zeros(length, encoder.n_layer + 1, encoder.n_state)
+    states = mapped.zeros((length, encoder.n_layer + 1, encoder.n_state), folder=spool_folder)
     home = encoder.conv1.weight.device
     encoder.to(device)
+
+    def hear(piece: torch.Tensor) -> torch.Tensor:
+        piece = torch.nn.functional.pad(piece, (0, 2 * size - piece.shape[1]))  # zeros in mel, as the reference pads
+        with torch.no_grad():
+            return encoder.hidden_states(piece[None].to(device))[0].float().cpu()
+
     try:
         progress(0, len(starts), stage="audio")
+        quiet = hear((mel.max() - QUIETEST).expand(N_MELS, 2 * size))
         for done, start in enumerate(starts):
-            piece = mel[None, :, 2 * start : 2 * (start + size)]
-            piece = torch.nn.functional.pad(piece, (0, 2 * size - piece.shape[2]))  # zeros in mel, as the reference pads
-            with torch.no_grad():
-                new = encoder.hidden_states(piece.to(device))[0, : length - start].float().cpu()
+            new = hear(mel[:, 2 * start : 2 * (start + size)])[: length - start]
             shared = starts[done - 1] + size - start if done else 0
             states[start : start + size].lerp_(new, _fade_in(len(new), shared)[:, None, None])
+            mapped.release(states)
             progress(done + 1, len(starts), stage="audio")
     finally:
         encoder.to(home)
     log.info("audio: %.2f s, %d windows (%s)", checked.seconds, len(starts), windows)
-    return AudioFeatures(states, _levels(mono, length), checked.seconds, audio)
+    return AudioFeatures(states, _levels(mono, length), checked.seconds, audio, quiet)
 
 
 def _overlapped(length: int, size: int) -> list[int]:
@@ -165,7 +191,7 @@ def _levels(mono: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def speech_gain(
-    features: AudioFeatures, frames: Sequence[int], fps: Fraction | float, *, threshold_db: float = -50.0, fade_seconds: float = 0.2
+    features: AudioFeatures, frames: Sequence[int], fps: Fraction | float, *, threshold_db: float = THRESHOLD_DB, fade_seconds: float = FADE_SECONDS
 ) -> np.ndarray:
     """How much the mouth should move at each of `frames`: float32 [n], 1 while there is sound, 0 in silence.
 

@@ -2,26 +2,23 @@
 
 Aligned crops of ten minutes are 12 GB: a stage appends them as they are made and a later stage reads the few it needs. Plain file
 reads, not a memory map: pages of a map count as this process's memory and would make its use grow with the length of the clip.
+
+The files have no names (where the system allows that, else they are deleted when closed): whatever becomes of the process, nothing of
+them is left.
 """
 import errno
-import logging
 import os
 import shutil
 import tempfile
 import threading
-import time
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from .errors import DiskSpaceError, MediaError, ShapeError
 
-log = logging.getLogger(__name__)
-
-PREFIX = "latentsync-spool-"
-MEMORY_LIMIT = 256 << 20  # bytes: 340 crops of 512 px
+MEMORY_LIMIT = 128 << 20  # bytes: 170 crops of 512 px
 SPARE_BYTES = 256 << 20  # left free for everybody else on the disk
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -33,13 +30,18 @@ def size_text(size: float) -> str:
 
 def free_space(folder: str | Path | None) -> int:
     """Bytes free where `folder` is or would be (the system's temporary folder when None)."""
+    try:
+        return shutil.disk_usage(_existing(folder)).free
+    except OSError as error:
+        raise MediaError(f"cannot use the folder {folder}: {error.strerror or error}") from error
+
+
+def _existing(folder: str | Path | None) -> Path:
+    """The folder, or the nearest one above it that exists."""
     place = Path(folder if folder is not None else tempfile.gettempdir()).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
-    try:
-        return shutil.disk_usage(place).free
-    except OSError as error:
-        raise MediaError(f"cannot use the folder {folder}: {error.strerror or error}") from error
+    return place
 
 
 def require_space(folder: str | Path | None, size: int) -> None:
@@ -53,26 +55,44 @@ def require_space(folder: str | Path | None, size: int) -> None:
         )
 
 
-def clean_stale(folder: str | Path, older_than_seconds: float = 86400) -> int:
-    """Remove spool files that a killed process left in `folder`, untouched for `older_than_seconds`. Returns the bytes given back."""
-    freed = 0
-    for path in Path(folder).glob(PREFIX + "*"):
-        try:
-            status = path.stat()
-            if time.time() - status.st_mtime > older_than_seconds:
-                path.unlink()
-                freed += status.st_size
-        except OSError as error:  # in use (Windows), or removed by another job meanwhile
-            log.debug("left %s alone: %s", path, error)
-    return freed
+def require_spaces(needs: Mapping[Path, int]) -> None:
+    """`require_space` for a job that uses several folders; those of one disk are added up."""
+    disks: dict[int, tuple[Path, int]] = {}
+    for folder, size in needs.items():
+        place = _existing(folder)
+        first, sum_so_far = disks.get(place.stat().st_dev, (folder, 0))
+        disks[place.stat().st_dev] = (first, sum_so_far + size)
+    for folder, size in disks.values():
+        require_space(folder, size)
+
+
+def scratch_file(folder: str | Path | None, size: int = 0):
+    """An open file without a name in `folder` (made when missing; None: the system's), of `size` bytes that are really there.
+
+    Raises DiskSpaceError when they are not, MediaError when the folder is unusable.
+    """
+    folder = Path(folder if folder is not None else tempfile.gettempdir())
+    file = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = tempfile.TemporaryFile(prefix="latentsync-", dir=folder, buffering=0)
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        elif size:
+            file.truncate(size)
+    except OSError as error:
+        if file is not None:
+            file.close()
+        kind = DiskSpaceError if error.errno in _FULL else MediaError
+        raise kind(f"cannot keep {size_text(size) if size else 'frames'} in the folder {folder}: {error.strerror or error}") from error
+    return file
 
 
 class Spool:
     """Rows [*shape] of `dtype`; up to `memory_limit_bytes` in memory, beyond that all of them in a file of its own in `folder`.
 
-    `folder` defaults to the system's temporary folder and is made when missing, but only when the rows outgrow memory. The file has a
-    unique name, so jobs never meet, and goes away on `close()`, when the spool is forgotten, or at exit. Safe to append in one thread
-    and read in another.
+    `folder` defaults to the system's temporary folder and is made when missing, but only when the rows outgrow memory. The file goes away
+    on `close()`, when the spool is forgotten, or with the process. Safe to append in one thread and read in another.
     """
 
     def __init__(self, shape, dtype=np.uint8, folder: str | Path | None = None, memory_limit_bytes: int = MEMORY_LIMIT):
@@ -86,7 +106,6 @@ class Spool:
         self._file = None
         self._closed = False
         self._lock = threading.Lock()
-        self._cleanup = None
 
     def __len__(self) -> int:
         return self._count
@@ -148,33 +167,23 @@ class Spool:
         with self._lock:
             self._closed = True
             self._rows, self._count = None, 0
-            if self._cleanup is not None:
-                self._cleanup()
+            if self._file is not None:
+                self._file.close()
 
     def _require_open(self) -> None:
         if self._closed:
             raise ValueError("this spool is closed: the job that it belonged to has ended")
 
     def _move_to_disk(self) -> None:
-        self._file = self._open_file()
+        self._file = scratch_file(self.folder)
         try:
             for start in range(0, self._count, 16):
                 self._write(np.stack(self._rows[start:start + 16]), start)
         except BaseException:  # a spool that failed here goes on as it was, in memory
-            self._cleanup()
-            self._file = self._cleanup = None
+            self._file.close()
+            self._file = None
             raise
         self._rows = None
-
-    def _open_file(self):
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(prefix=PREFIX, suffix=".raw", dir=self.folder)
-            file = os.fdopen(handle, "w+b", buffering=0)
-        except OSError as error:
-            raise MediaError(f"cannot keep frames in the folder {self.folder}: {error.strerror or error}") from error
-        self._cleanup = weakref.finalize(self, _remove, file, path)
-        return file
 
     def _write(self, rows: np.ndarray, at: int) -> None:
         data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
@@ -204,11 +213,3 @@ def _ascending_runs(indices: np.ndarray) -> Iterable[tuple[int, int]]:
         return []
     edges = np.flatnonzero(np.diff(indices) != 1) + 1
     return zip([0, *edges.tolist()], [*edges.tolist(), len(indices)], strict=True)
-
-
-def _remove(file, path: str) -> None:
-    file.close()
-    try:
-        os.unlink(path)
-    except OSError as error:
-        log.debug("could not remove the spool file %s: %s", path, error)
