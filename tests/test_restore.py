@@ -8,13 +8,14 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from latentsync_rtx.lipsync import restore, timeline
+from latentsync_rtx.lipsync import batched, restore, timeline
 from latentsync_rtx.lipsync.clip import ClipWriter, open_clip
 from latentsync_rtx.lipsync.crops import Crops
 from latentsync_rtx.lipsync.errors import ShapeError
 from latentsync_rtx.lipsync.face import FaceTrack, align_matrices, warp_crops
 from latentsync_rtx.lipsync.face.align import face_size, frame_region
 from latentsync_rtx.lipsync.matte import soft_matte
+from latentsync_rtx.lipsync.overlay import Overlay
 from latentsync_rtx.lipsync.spool import Spool
 from safetensors.numpy import load_file
 
@@ -180,6 +181,66 @@ def test_frames_without_face_or_speech_keep_their_bytes(recipe, tmp_path):
     for row, k in enumerate(redrawn):
         x, y = (recipe.landmarks(SEED)[k].mean(0)).round().astype(int)
         assert np.abs(out[k][y, x].astype(int) - (250, 20, row)).max() <= 1
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """Restoring works in batches, on the CPU."""
+    monkeypatch.setattr(batched, "picture_device", lambda device: torch.device("cpu"))
+
+
+def test_batches_give_the_same_clip(recipe, tmp_path, batches):
+    """A batch with gaps, one with nothing to paint, a tail; in order."""
+    frames = pictures(recipe, 27)
+    found, speaking = np.ones(27, bool), np.ones(27, bool)
+    found[3:5] = False
+    speaking[8:16] = False
+    track, crops = job(recipe, open_clip(frames), tmp_path, found, speaking)
+    seen = []
+    out = list(restore.restored_frames(track, crops, lambda done, total, **_: seen.append(done)))
+    assert seen == list(range(1, 28))
+    redrawn = crops.timeline.redrawn(found)
+    for k in range(27):
+        assert np.array_equal(out[k], frames[k]) == (k not in redrawn)
+    for row, k in enumerate(redrawn):
+        assert psnr(out[k], restore.paste_uint8(frames[k], crops.images.read(row), track.matrices[k])) > 45
+
+
+def test_a_batch_without_memory_is_done_by_opencv(recipe, tmp_path, batches, monkeypatch, caplog):
+    """F35"""
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Overlay, "begin", full)
+    frames = pictures(recipe, 10)
+    track, crops = job(recipe, open_clip(frames), tmp_path)
+    out = list(restore.restored_frames(track, crops))
+    assert "no memory left on cpu to restore 8 frames" in caplog.text
+    for k in range(10):
+        assert np.array_equal(out[k], restore.paste_uint8(frames[k], crops.images.read(k), track.matrices[k]))
+
+
+def test_the_clip_given_is_not_painted_on(recipe, tmp_path):
+    """Neither an IMAGE batch nor the decoder's own picture, shown twice where 12 frames a second become 25."""
+    frames = pictures(recipe, 3)
+    before = frames.copy()
+    track, crops = job(recipe, open_clip(frames), tmp_path, source=[0, 0, 1, 1, 2, 2])
+    list(restore.restored_frames(track, crops))
+    assert np.array_equal(frames, before)
+
+    path = tmp_path / "packed.mov"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("png", rate=12)
+        stream.width, stream.height, stream.pix_fmt = 320, 240, "rgb24"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    clip = open_clip(path, rate=25)
+    found = np.arange(clip.frame_count) % 2 == 0
+    track, crops = job(recipe, clip, tmp_path, found)
+    out = list(restore.restored_frames(track, crops))
+    assert np.array_equal(out[1], frames[0])  # the picture of frame 0, which was painted
+    assert not np.array_equal(out[0], frames[0])
 
 
 def test_the_plan_may_turn_around(recipe, tmp_path):

@@ -1,4 +1,5 @@
 """The track at a glance: found, lost, cuts and the face's place over time, and a contact sheet. One picture of one size for any length."""
+import textwrap
 from typing import TYPE_CHECKING
 
 import cv2
@@ -8,13 +9,14 @@ if TYPE_CHECKING:
     from .sights import Sight
     from .track import FaceTrack
 
-WIDTH, MARGIN, LINE = 1280, 16, 22  # px
+WIDTH, MARGIN, LINE, GAP = 1280, 16, 22, 6  # px
+SPAN = WIDTH - 2 * MARGIN  # px, the clip's whole time
 COLUMNS, ROWS = 8, 3  # of the contact sheet
 THUMB = 150  # px, longest side
-PLOT, STRIP = 96, 20  # px, height of a curve and of the found/lost strip
-PAPER, INK, GRID = (24, 26, 30), (225, 225, 225), (58, 62, 70)
-FOUND, LOST, CUT, RUN, SCORE = (70, 185, 95), (225, 75, 65), (250, 205, 70), (235, 235, 235), (120, 170, 250)
-FONT = cv2.FONT_HERSHEY_SIMPLEX
+STRIP = 20  # px, height of found or lost
+CURVES = (("across: the face's box from the left edge (above) to the right", 100), ("down: from the top edge to the bottom", 100), ("score", 40))
+PAPER, INK, GRID = (20, 22, 26), (225, 225, 225), (40, 43, 49)
+FOUND, LOST, CUT, RUN, FACE = (70, 185, 95), (225, 75, 65), (250, 205, 70), (235, 235, 235), (60, 110, 190)
 
 
 class Thumbnails:
@@ -38,84 +40,75 @@ class Thumbnails:
 
 
 def draw(track: "FaceTrack") -> np.ndarray:
-    """uint8 [H,W,3]. Its size depends on nothing but the number of rows of the contact sheet."""
+    """uint8 [H,WIDTH,3]; H depends on the shape of the clip's pictures and, below COLUMNS * ROWS frames, on their number."""
     rows = -(-len(track.thumbnails) // COLUMNS)
-    height = 2 * MARGIN + 3 * LINE + STRIP + 3 * (PLOT + LINE) + rows * (THUMB + LINE)
+    tall = max((picture.shape[0] for _, picture in track.thumbnails), default=0) + LINE + 4
+    height = 2 * MARGIN + 4 * LINE + STRIP + sum(tall for _, tall in CURVES) + GAP * len(CURVES) + rows * tall
     page = np.full((height, WIDTH, 3), PAPER, np.uint8)
     y = MARGIN
-    for line in _lines(track):
+    for line in _lines(track.summary()):
         _text(page, line, MARGIN, y)
         y += LINE
-    y = _timeline(page, track, y)
+    x = MARGIN
+    for text, colour in (("found", FOUND), ("no face", LOST), ("cut", CUT), ("new run", RUN)):
+        cv2.rectangle(page, (x, y + 5), (x + 10, y + 15), colour, -1)
+        _text(page, text, x + 16, y)
+        x += 40 + 9 * len(text)
+    y = _timeline(page, track, y + LINE)
     for place, (index, picture) in enumerate(track.thumbnails):
         row, column = divmod(place, COLUMNS)
-        _thumbnail(page, track, index, picture, MARGIN + column * ((WIDTH - 2 * MARGIN) // COLUMNS), y + row * (THUMB + LINE))
+        _thumbnail(page, index, picture, FOUND if track.found[index] else LOST, MARGIN + column * (SPAN // COLUMNS), y + row * tall)
     return page
 
 
-def _lines(track):
-    """The summary in two lines."""
-    words, lines = track.summary().split(), [""]
-    for word in words:
-        if len(lines[-1]) + len(word) > 150 and len(lines) < 2:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return lines if len(lines) == 2 else [*lines, ""]
+def _lines(text):
+    """`text` in two lines."""
+    lines = textwrap.wrap(text, 150, max_lines=2, placeholder=" ...")
+    return [*lines, ""][:2]
 
 
 def _timeline(page, track, y):
-    """Draws the strip and the three curves below `y`; gives where they end."""
-    left, right = MARGIN, WIDTH - MARGIN
-    count, width = len(track), right - left
-    columns = np.minimum(np.arange(width) * count // width, count - 1)  # the first frame that a column of pixels shows
-    ends = np.maximum(np.minimum(np.arange(1, width + 1) * count // width, count), columns + 1)
-    sums = np.concatenate([[0], np.cumsum(track.found)])
-    share = (sums[ends] - sums[columns]) / (ends - columns)
-    for x, part in enumerate(share):
-        lost = 0 if part == 1 else STRIP if part == 0 else max(4, round((1 - part) * STRIP))
-        page[y:y + lost, left + x] = LOST
-        page[y + lost:y + STRIP, left + x] = FOUND
-    top, y = y, y + STRIP + 2
+    """Draws the strip and the curves below `y`; gives where they end."""
+    count = len(track)
+    first = np.arange(SPAN) * count // SPAN  # the frames that a column of pixels shows: from first to before last
+    last = np.maximum(np.arange(1, SPAN + 1) * count // SPAN, first + 1)
+    top, right = y, MARGIN + SPAN
+    seen = np.concatenate([[0], np.cumsum(track.found)])
+    share = (seen[last] - seen[first]) / (last - first)
+    lost = np.where(share < 1, np.maximum(4, (1 - share) * STRIP), 0)  # one frame without a face in a long clip is seen, too
+    page[y:y + STRIP, MARGIN:right] = np.where(np.arange(STRIP)[:, None, None] < lost[:, None], LOST, FOUND)
+    y += STRIP + GAP
 
-    size = np.array([track.clip.width, track.clip.height])
-    boxes = track.boxes.reshape(-1, 2, 2) / size
-    for title, low, high, colour in (
-        ("from left (top) to right (bottom) edge: the face's box", boxes[:, 0, 0], boxes[:, 1, 0], FOUND),
-        ("from top to bottom edge: the face's box", boxes[:, 0, 1], boxes[:, 1, 1], FOUND),
-        ("score, 0 to 1", 1 - track.scores, np.ones(count), SCORE),
-    ):
-        page[y:y + PLOT, left:right] = [c * 2 // 3 for c in GRID]
-        for x, (first, last) in enumerate(zip(columns, ends, strict=True)):
-            seen = np.flatnonzero(track.found[first:last]) + first
-            if len(seen):
-                a, b = (int(np.clip(edge, 0, 1) * (PLOT - 1)) for edge in (low[seen].min(), high[seen].max()))
-                page[y + a:y + b + 1, left + x] = colour
-        _text(page, title, left + 6, y + 2)
-        y += PLOT + 6
+    boxes = track.boxes.reshape(-1, 2, 2) / (track.clip.width, track.clip.height)
+    spans = ((boxes[:, 0, 0], boxes[:, 1, 0]), (boxes[:, 0, 1], boxes[:, 1, 1]), (1 - track.scores, np.ones(count)))
+    for (title, tall), (low, high) in zip(CURVES, spans, strict=True):
+        page[y:y + tall, MARGIN:right] = GRID
+        for x, (start, end) in enumerate(zip(first, last, strict=True)):
+            frames = np.flatnonzero(track.found[start:end]) + start
+            if len(frames):
+                a, b = (round(float(np.clip(edge, 0, 1)) * (tall - 1)) for edge in (low[frames].min(), high[frames].max()))
+                page[y + a:y + b + 1, MARGIN + x] = FACE
+        _text(page, title, MARGIN + 6, y + 1)
+        y += tall + GAP
 
     fresh = np.flatnonzero(track.found & (np.diff(track.run_ids, prepend=-1) != 0))
     for marks, colour in ((fresh, RUN), (np.flatnonzero(track.cuts), CUT)):
-        for x in np.unique(left + marks * width // count):
-            page[top - 3:y - 6, x] = colour
+        page[top - 4:y - GAP, MARGIN + np.unique(marks * SPAN // count)] = colour
     for tick in range(5):
         frame = round(tick / 4 * (count - 1))
         text = f"{float(frame / track.clip.rate):.1f} s"
-        _text(page, text, left if tick == 0 else min(right - 9 * len(text), left + frame * width // count - 20), y - 4)
-    x = left + 260
-    for text, colour in (("found", FOUND), ("no face", LOST), ("cut", CUT), ("new run", RUN)):
-        _text(page, text, x, top - LINE, colour)
-        x += 16 + 9 * len(text)
+        _text(page, text, min(right - 9 * len(text), MARGIN + frame * SPAN // count), y - 4)
     return y + LINE
 
 
-def _thumbnail(page, track, index, picture, x, y):
+def _thumbnail(page, index, picture, colour, x, y):
     height, width = picture.shape[:2]
     page[y:y + height, x:x + width] = picture
-    cv2.rectangle(page, (x - 1, y - 1), (x + width, y + height), FOUND if track.found[index] else LOST, 1)
-    _text(page, f"{index}", x, y + height + 1, FOUND if track.found[index] else LOST)
+    cv2.rectangle(page, (x - 1, y - 1), (x + width, y + height), colour, 1)
+    _text(page, str(index), x, y + height + 1)
 
 
-def _text(page, text, x, y, colour=INK):
+def _text(page, text, x, y):
     """Text whose top is at y."""
     plain = text.encode("ascii", "replace").decode()  # all that OpenCV's font has
-    cv2.putText(page, plain, (int(x), int(y) + 14), FONT, 0.45, colour, 1, cv2.LINE_AA)
+    cv2.putText(page, plain, (int(x), int(y) + 14), cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA)

@@ -304,7 +304,6 @@ def test_cancelling_stops_and_cleans_up(detector, stage, tmp_path, monkeypatch):
 
     def stop(done, total, *, stage="", preview=None):
         if done == 10:
-            assert list(tmp_path.iterdir())
             raise KeyboardInterrupt
 
     clip = Recording(clip_of([stage.shot()] * 100))
