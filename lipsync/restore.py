@@ -42,10 +42,11 @@ def paste(frame: np.ndarray, crop: torch.Tensor | np.ndarray, matrix: np.ndarray
 
 def paste_uint8(frame: np.ndarray, crop: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """`paste` for a crop in bytes, uint8 [r,r,3]: ten times less work for the resize, within a grey level."""
-    return _painted(frame.copy(), crop, matrix)
+    return painted(frame.copy(), crop, matrix)
 
 
-def _painted(frame, crop, matrix):
+def painted(frame: np.ndarray, crop: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """`frame` itself, with the crop painted into it as by `paste_uint8`."""
     pixels = torch.from_numpy(np.ascontiguousarray(crop)).permute(2, 0, 1)[None]  # channels-last in memory: torch's fast way for bytes
     return _paste_face(frame, _resized(pixels, crop.shape[0]), matrix)
 
@@ -118,7 +119,7 @@ def restored_frames(
 
 def _one(item):
     frame, crop, matrix = item
-    return frame if crop is None else _painted(frame, crop, matrix)  # a clip's frames are ours to paint on
+    return frame if crop is None else painted(frame, crop, matrix)  # a clip's frames are ours to paint on
 
 
 def _together(items, size, overlay):
