@@ -93,7 +93,8 @@ def _timeline(page, track, y):
 
     fresh = np.flatnonzero(track.found & (np.diff(track.run_ids, prepend=-1) != 0))
     for marks, colour in ((fresh, RUN), (np.flatnonzero(track.cuts), CUT)):
-        page[top - 4:y - GAP, MARGIN + np.unique(marks * SPAN // count)] = colour
+        columns = MARGIN + np.unique(marks * SPAN // count)
+        page[top - 4:top, columns] = page[top + STRIP:y - GAP, columns] = colour
     for tick in range(5):
         frame = round(tick / 4 * (count - 1))
         text = f"{float(frame / track.clip.rate):.1f} s"
