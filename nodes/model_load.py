@@ -9,6 +9,8 @@ from ..lipsync.demo import BUNDLED
 from . import sockets
 from .progress import NodeProgress
 
+AUTO = "auto"
+
 
 class LatentSyncModelLoad(io.ComfyNode):
     @classmethod
@@ -23,8 +25,8 @@ class LatentSyncModelLoad(io.ComfyNode):
                 io.Combo.Input("checkpoint", options=weights.list_models(), tooltip="A checkpoint in models/latentsync, or the bundled demo model."),
                 io.Combo.Input(
                     "vae",
-                    options=["auto", *folder_paths.get_filename_list("vae")],
-                    default="auto",
+                    options=[AUTO, *folder_paths.get_filename_list("vae")],
+                    default=AUTO,
                     tooltip="The SD 1.5 VAE, best vae-ft-mse-840000-ema-pruned. 'auto' looks for it in models/vae. The demo model brings its own.",
                 ),
                 io.Boolean.Input(
@@ -35,6 +37,13 @@ class LatentSyncModelLoad(io.ComfyNode):
             ],
             outputs=[sockets.Model.Output(display_name="model"), io.Vae.Output(display_name="vae")],
         )
+
+    @classmethod
+    def validate_inputs(cls, checkpoint, vae):
+        for name, known in ((checkpoint, weights.list_models()), (vae, [AUTO, *folder_paths.get_filename_list("vae")])):
+            if name not in known:
+                return f"{name!r} is not there; these are: {', '.join(known)}"
+        return True
 
     @classmethod
     def fingerprint_inputs(cls, checkpoint, vae, download):
@@ -57,7 +66,7 @@ def _stamp(checkpoint: str) -> str:
 def _load_vae(model, name: str):
     if model.is_demo:
         return model.load_vae()
-    path = weights.find_vae(None if name == "auto" else name)
+    path = weights.find_vae(None if name == AUTO else name)
     return comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path), safe_load=True))
 
 
