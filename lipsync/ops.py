@@ -9,6 +9,9 @@ what it sees.
 import functools
 import inspect
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 log = logging.getLogger(__name__)
+
+_allowed = ContextVar("kernels allowed", default=True)
 
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # fastest first
 ORDERED = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}  # since PyTorch 2.6
@@ -169,9 +174,19 @@ def accelerates(x: Tensor) -> bool:
     return _kernels(x) is not None
 
 
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """While open, the plain forms run everywhere."""
+    token = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
 def _kernels(x: Tensor):
     """The module `kernels` where its functions can run on x."""
-    if not x.is_cuda or x.dtype not in HALF or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not _allowed.get() or not x.is_cuda or x.dtype not in HALF or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     return _triton()
 

@@ -1,0 +1,99 @@
+"""`bench`: what this machine needs for each stage, as a table, as JSON, and against another run."""
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from ..lipsync.errors import LatentSyncError
+
+HELP = "measure every stage on this machine (random weights; nothing to download), or compare two measurements"
+
+LIMITS_HOLD_ON = "H200"
+
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--only", help="groups to measure, comma separated: unet, block, vae, faces, clip (default: all)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="measure nothing: print two JSON files side by side")
+    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+    parser.add_argument("--resolution", type=int, default=512, help="px of the face crops (default: 512; a CPU always does 64)")
+    parser.add_argument("--frames", type=int, default=16, help="frames of a block (default: 16)")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16", help="of the networks on a GPU (default: float16)")
+    parser.add_argument("--compile", action="store_true", help="also measure torch.compile (its first compilation takes minutes)")
+    parser.add_argument("--memory", type=float, help="GB that the job (group 'clip') may use, as on a smaller card")
+
+
+def main(arguments) -> int:
+    if arguments.compare:
+        _write(_comparison(*map(_read, arguments.compare)))
+        return 0
+    from ..bench.cases import CASES, Setup
+    from ..bench.measure import machine
+
+    names = arguments.only.split(",") if arguments.only else list(CASES)
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise LatentSyncError(f"there is nothing called {', '.join(unknown)} to measure: choose from {', '.join(CASES)}.")
+    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    small = device.type == "cpu"
+    setup = Setup(
+        device=device,
+        dtype=torch.float32 if small else getattr(torch, arguments.dtype),
+        size=8 if small else arguments.resolution // 8,
+        frames=min(2, arguments.frames) if small else arguments.frames,
+        small=small,
+        steps=2 if small else 20,
+        compile=arguments.compile,
+        memory=arguments.memory,
+    )
+    facts = machine()
+    _write(", ".join(f"{name} {fact}" for name, fact in facts.items()))
+    if small:
+        _write("No GPU: a tiny network at 64 px, to compare one version with another.")
+    rows = []
+    with torch.inference_mode():
+        for name in names:
+            for row in CASES[name](setup):
+                rows.append(asdict(row))
+                _write(_line(rows[-1], LIMITS_HOLD_ON in facts.get("GPU", "")))
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _line(row: dict, limited: bool) -> str:
+    limits = [f"{row[key]:g}" for key in ("reach", "stretch") if limited and row[key] is not None]
+    against = f"(<= {', '.join(limits)})" if limits else ""
+    return f"{row['name']:66} {_number(row['value']):>10} {row['unit']:3} {against:12} {row['note']}".rstrip()
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if value and abs(value) < 1e-3 else f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _read(path: Path) -> dict:
+    try:
+        measured = json.loads(path.read_text())
+        return {"machine": measured["machine"], "rows": {row["name"]: row for row in measured["rows"]}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LatentSyncError(f"{path} holds no measurements: write some with `bench --json {path}` ({error}).") from error
+
+
+def _comparison(before: dict, after: dict) -> str:
+    lines = [f"{label}: {', '.join(f'{name} {fact}' for name, fact in one['machine'].items())}" for label, one in (("before", before), ("after", after))]
+    for name in [*before["rows"], *(name for name in after["rows"] if name not in before["rows"])]:
+        pair = [one["rows"].get(name) for one in (before, after)]
+        numbers = [_number(row["value"]) if row else "-" for row in pair]
+        ratio = f"x {pair[1]['value'] / pair[0]['value']:.3f}" if all(pair) and pair[0]["value"] else ""
+        lines.append(f"{name:66} {numbers[0]:>10} {numbers[1]:>10} {(pair[0] or pair[1])['unit']:3} {ratio}".rstrip())
+    return "\n".join(lines)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
