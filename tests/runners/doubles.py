@@ -1,0 +1,232 @@
+"""A TensorRT-RTX that needs no RTX card: doubles of the real bindings' classes, whose context reads the addresses it was given and evaluates
+the network there, on a CPU or on any CUDA device."""
+import contextlib
+import ctypes
+import json
+from pathlib import Path
+from unittest.mock import create_autospec, patch
+
+import torch
+from latentsync_rtx.lipsync.runners import engines, tensorrt_rtx
+from latentsync_rtx.lipsync.runners import manifest as manifests
+from latentsync_rtx.lipsync.runners.manifest import Gpu
+from latentsync_rtx.lipsync.unet import LatentSyncUNet
+from latentsync_rtx.tests.runners.bindings import stubs
+
+VERSION = "1.7.1.116"
+CARD = Gpu("NVIDIA GeForce RTX 4090", "8.9", "13.0")
+NUMPY_TYPES = {torch.float16: "<f2", torch.int64: "<i8"}
+CYCLES = 20_000_000  # of a GPU: some 10 ms
+
+
+def write_engine(folder: Path, **fields) -> engines.Engine:
+    """An engine in `folder` that passes every check but the library's own: bytes for a plan, and a manifest with `fields`."""
+    content = b"vtrt\0\0\0\0" + bytes(range(256)) * 4
+    manifest = {
+        "format": manifests.FORMAT,
+        "model": "test",
+        "fingerprint": "f00d",
+        "network": {"block_out_channels": [32, 32, 64, 64]},
+        "export_revision": manifests.EXPORT_REVISION,
+        "resolution": 64,
+        "frames": 4,
+        "guided": True,
+        "precision": "fp16",
+        "tensorrt_rtx": VERSION,
+        "targets": "portable",
+        "gpu": None,
+        "weight_streaming": False,
+        "header": content[: manifests.HEADER_BYTES].hex(),
+        "plan_bytes": len(content),
+        "weights_bytes": 1000,
+        "activation_bytes": 4096,
+        "parity": {},
+        **fields,
+    }
+    path = folder / f"test_{manifests.identity(manifest)}.plan"
+    manifest["plan"] = path.name
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.with_suffix(".json").write_text(json.dumps(manifest))
+    return engines.read(path)
+
+
+class Library:
+    """Stands for the module `tensorrt_rtx`. One plan, whose network is `unet` (float32, on the device that is used).
+
+    Work is done late, as a GPU does it: on CUDA after a pause on the stream it was given, on a CPU when the lane of that number is waited
+    for. `gives` maps names of create calls to what they give instead, `ILogger` speaks through `says`.
+    """
+
+    class ILogger:
+        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    def __init__(self, engine: engines.Engine, unet: LatentSyncUNet, *, gives: dict | None = None, says: str = "", error: float = 0.0):
+        self.__version__ = VERSION
+        self.stubs = stubs()
+        for name in ("EngineValidity", "EngineInvalidityDiagnostics", "ExecutionContextAllocationStrategy", "CudaGraphStrategy"):
+            setattr(self, name, getattr(self.stubs, name))
+        self.manifest, self.unet, self.gives, self.says, self.error = engine.manifest, unet, gives or {}, says, error
+        self.plan = engine.path.read_bytes()
+        self.contexts, self.caches, self.runs, self.weight_loads, self.deserialized = [], [], 0, 0, 0
+        self.validity, self.diagnostics = self.EngineValidity.VALID, 0
+        self.compiled = b""  # what the runtime cache holds after a run
+
+    def _made(self, name: str, thing):
+        if name in self.gives:
+            if self.says:
+                self.logger.log(self.ILogger.ERROR, self.says)
+            return self.gives[name]
+        return thing
+
+    def _double(self, kind: str):
+        return create_autospec(getattr(self.stubs, kind), instance=True, spec_set=True)
+
+    def Runtime(self, logger):  # noqa: N802 - the library's name
+        assert isinstance(logger, self.ILogger)
+        self.logger = logger
+        runtime = self._double("Runtime")
+        runtime.get_engine_validity.side_effect = lambda header: self._validity(header)
+        runtime.deserialize_cuda_engine.side_effect = lambda blob: self._made("deserialize_cuda_engine", self._deserialize(runtime, blob))
+        return self._made("Runtime", runtime)
+
+    def _validity(self, header):
+        assert len(bytes(header)) == manifests.HEADER_BYTES
+        return self.validity, self.diagnostics
+
+    def _deserialize(self, runtime, blob):
+        assert bytes(blob) == self.plan
+        assert runtime.defer_weights_loading is True, "weights must be deferred, or unloading gives nothing back"
+        self.deserialized += 1
+        manifest, side = self.manifest, self.manifest["resolution"] // 8
+        batch, frames = 2 if manifest["guided"] else 1, manifest["frames"]
+        self.shapes = {
+            "sample": (batch, 13, frames, side, side),
+            "timestep": (1,),
+            "audio": (batch, frames, 50, 384),
+            "noise": (batch, 4, frames, side, side),
+        }
+        engine = self._double("ICudaEngine")
+        engine.num_io_tensors = len(self.shapes)
+        engine.device_memory_size_v2 = manifest["activation_bytes"]
+        engine.weights_loaded = False
+        engine.get_tensor_name.side_effect = lambda index: list(self.shapes)[index]
+        engine.get_tensor_shape.side_effect = lambda name: self.shapes[name]
+        engine.load_weights.side_effect = lambda blob: self._made("load_weights", self._load_weights(engine, blob))
+        engine.unload_weights.side_effect = lambda: self._made("unload_weights", self._unload_weights(engine))
+        engine.create_runtime_config.side_effect = lambda: self._made("create_runtime_config", self._config())
+        engine.create_execution_context.side_effect = lambda config: self._made("create_execution_context", self._context(engine, config))
+        self.engine = engine
+        return engine
+
+    def _load_weights(self, engine, blob) -> bool:
+        assert bytes(blob) == self.plan
+        assert not engine.weights_loaded
+        engine.weights_loaded = True
+        self.weight_loads += 1
+        return True
+
+    def _unload_weights(self, engine) -> bool:
+        assert engine.weights_loaded
+        engine.weights_loaded = False
+        return True
+
+    def _config(self):
+        config, cache = self._double("IRuntimeConfig"), self._double("IRuntimeCache")
+        cache.deserialize.side_effect = lambda blob: bytes(blob).startswith(b"compiled")
+        cache.serialize.side_effect = lambda: self.compiled or None
+        config.create_runtime_cache.side_effect = lambda: self._made("create_runtime_cache", cache)
+        config.set_runtime_cache.return_value = True
+        self.caches.append(cache)
+        return config
+
+    def _context(self, engine, config):
+        config.set_execution_context_allocation_strategy.assert_called_once_with(self.ExecutionContextAllocationStrategy.USER_MANAGED)
+        assert not any(other.engine is engine for other in self.contexts), "a second context of one engine: 1.4 GiB of host memory"
+        context = self._double("IExecutionContext")
+        context.engine = engine
+        addresses, scratch = {}, []
+
+        def set_address(name, memory) -> bool:
+            addresses[name] = memory
+            return True
+
+        def set_scratch(memory, size) -> None:
+            assert memory % (256 if next(self.unet.parameters()).is_cuda else 64) == 0  # PyTorch aligns to 64 on a CPU
+            assert size >= engine.device_memory_size_v2
+            scratch[:] = [memory]
+
+        def execute(stream_handle) -> bool:
+            if "execute_async_v3" in self.gives:
+                return self._made("execute_async_v3", True)
+            assert engine.weights_loaded and scratch and set(addresses) == set(self.shapes)
+            self._queue(stream_handle, dict(addresses))
+            return True
+
+        context.set_tensor_address.side_effect = set_address
+        context.set_device_memory.side_effect = set_scratch
+        context.execute_async_v3.side_effect = execute
+        self.contexts.append(context)
+        return context
+
+    def _queue(self, stream: int, addresses: dict[str, int]) -> None:
+        device = next(self.unet.parameters()).device
+        if device.type == "cpu":
+            LateLane.queues[stream].append(lambda: self._evaluate(addresses, device))
+            return
+        assert stream != 0, "the default stream makes TensorRT synchronise the whole device"
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+            torch.cuda._sleep(CYCLES)
+            self._evaluate(addresses, device)
+
+    def _evaluate(self, addresses: dict[str, int], device: torch.device) -> None:
+        tensors = {
+            name: at_address(addresses[name], shape, torch.int64 if name == "timestep" else torch.float16, device)
+            for name, shape in self.shapes.items()
+        }
+        with torch.no_grad():
+            noise = self.unet(tensors["sample"].float(), tensors["timestep"], tensors["audio"].float())
+        if self.error:
+            noise = noise + self.error * torch.roll(noise, 1, -1)
+        tensors["noise"].copy_(noise)
+        self.runs += 1
+        self.compiled = b"compiled for this card"
+
+
+class LateLane:
+    """Lane for a CPU: what is queued in it runs when somebody waits for it, and not before."""
+
+    queues: dict[int, list] = {}
+
+    def __init__(self, device):
+        self.number = len(self.queues) + 7
+        self.queues[self.number] = []
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(self, *_) -> None:
+        self.synchronize()  # PyTorch on a CPU waits by going on later
+
+    capturing = False
+
+    def synchronize(self) -> None:
+        while self.queues[self.number]:
+            self.queues[self.number].pop(0)()
+
+
+def at_address(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The tensor that lies there: what a real context sees, nothing of who made it."""
+    if device.type == "cpu":
+        count = dtype.itemsize * torch.Size(shape).numel()
+        return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=dtype).view(shape)
+    described = type("Memory", (), {"__cuda_array_interface__": {"shape": shape, "typestr": NUMPY_TYPES[dtype], "data": (address, False), "version": 2}})
+    return torch.as_tensor(described(), device=device)
+
+
+@contextlib.contextmanager
+def late_lanes():
+    """Runners that load inside have a LateLane where there is no CUDA."""
+    real = tensorrt_rtx.Lane
+    with patch.object(tensorrt_rtx, "Lane", lambda device: real(device) if device.type == "cuda" else LateLane(device)):
+        yield
