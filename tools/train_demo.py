@@ -6,8 +6,8 @@
 
 `train` writes FOLDER/demo.safetensors (float16, what lipsync/demo_model loads), FOLDER/log.jsonl (a line each `--report` steps) and
 FOLDER/samples.npz (pictures of held-out faces). It stops at `--minutes`, wherever it is, with the learning rate led down to zero by then.
-Start it again with the same FOLDER and it goes on from FOLDER/state.pt, or with `--start demo.safetensors` from weights alone. Everything
-random comes from `--seed`.
+Start it again with the same folders and it goes on from WORK/vae.pt and WORK/state.pt (`--work`, by default FOLDER), or with
+`--start demo.safetensors` from weights alone. Everything random comes from `--seed`.
 """
 
 import argparse
@@ -78,7 +78,9 @@ class Trainer:
         self.pack = load("lipsync.unet", "lipsync.sampler", "lipsync.demo_model")
         self.demo = self.pack.lipsync.demo_model
         self.out = Path(options.out)
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.work = Path(options.work or options.out)
+        for folder in (self.out, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(options.seed)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.started, self.lines = time.monotonic(), (self.out / "log.jsonl").open("a")
@@ -112,7 +114,7 @@ class Trainer:
         return self.options.minutes * 60 - (time.monotonic() - self.started)
 
     def half(self):
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.device.type == "cuda" else nullcontext()
 
     # --- the autoencoder ---
 
@@ -133,7 +135,7 @@ class Trainer:
                 spread = spread.clamp(-20, 10)
                 seen = self.vae.decode(mean + torch.randn_like(mean) * (0.5 * spread).exp()).float()
             loss = (weight * (seen - picture).abs()).mean() + edges(seen, picture)
-            loss = loss + 2e-6 * 0.5 * (mean**2 + spread.exp() - 1 - spread).sum((1, 2, 3)).mean()
+            loss = loss + 1e-7 * 0.5 * (mean**2 + spread.exp() - 1 - spread).sum((1, 2, 3)).mean()
             self.move(self.vae, optimizer, loss, learning_rate(2e-3, clock.step, done))
             average.update(self.vae)
             total += loss.detach()
@@ -176,7 +178,7 @@ class Trainer:
             self.unet.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, fused=self.device.type == "cuda"
         )
         average, before = Average(self.unet, 0.999), 0
-        state = self.out / "state.pt"
+        state = self.work / "state.pt"
         if state.exists():
             saved = torch.load(state, map_location=self.device, weights_only=True)
             self.unet.load_state_dict(saved["unet"])
@@ -381,14 +383,14 @@ class Step:
         try:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            with torch.cuda.stream(side):
                 for _ in range(3):
                     trainer.unet.zero_grad(set_to_none=True)
                     self.compute().backward()
             torch.cuda.current_stream().wait_stream(side)
             trainer.unet.zero_grad(set_to_none=True)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            with torch.cuda.graph(graph):
                 self.loss = self.compute()
                 self.loss.backward()
             self.graph, self.captured = graph, True
@@ -449,13 +451,13 @@ def train(options) -> None:
     if options.start:
         trainer.read(Path(options.start), "vae", trainer.vae)
         trainer.vae.requires_grad_(False).eval()
-    elif (trainer.out / "vae.pt").exists():
-        trainer.vae.load_state_dict(torch.load(trainer.out / "vae.pt", map_location=trainer.device, weights_only=True))
+    elif (trainer.work / "vae.pt").exists():
+        trainer.vae.load_state_dict(torch.load(trainer.work / "vae.pt", map_location=trainer.device, weights_only=True))
         trainer.vae.requires_grad_(False).eval()
     else:
         trainer.train_vae()
-        torch.save(trainer.vae.state_dict(), trainer.out / "vae.pt")
-    trainer.pool = Pool(options.clips, trainer.faces, trainer.speech, trainer.encode, trainer.keep)
+        torch.save(trainer.vae.state_dict(), trainer.work / "vae.pt")
+    trainer.pool = Pool(options.clips, trainer.faces, trainer.speech, trainer.encode, trainer.keep, seconds=trainer.left() * 0.2)
     trainer.note(event="pool", clips=len(trainer.pool))
     trainer.train_unet()
     trainer.note(event="end")
@@ -468,6 +470,7 @@ def main() -> None:
     parser.add_argument("--faces", type=Path, default=None, help="folder of MediaPipe's two .tflite files")
     parser.add_argument("--windows", type=int, default=96, help="half minutes of speech to prepare")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "demo_train")
+    parser.add_argument("--work", type=Path, default=None, help="where the state to resume from is kept, 70 MB")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=20.0, help="of the whole run, set-up included")

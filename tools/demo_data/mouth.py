@@ -142,7 +142,7 @@ def part(face, x, y, opening, spread, pixel):
         * opening
         * torch.exp(-(((x - centre) / 1.35) ** 4))
         * smooth(middle - 0.1, chin - 0.15, y)
-        * (1 - smooth(chin + 0.1, chin + 1.1, y))
+        * (1 - smooth(chin + 0.05, chin + 0.55, y))
     )
     seam = (top + low) / 2
     drop = torch.maximum(lip_down, jaw) + lip_down.clamp(max=0)  # a portrait's parted lip comes up by a negative drop

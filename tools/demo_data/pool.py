@@ -1,6 +1,9 @@
 """What the training loop draws from: speech as encoder states, pictures for the autoencoder, and a pool of encoded clips for the
 network."""
 
+import math
+import time
+
 import numpy as np
 import torch
 
@@ -99,14 +102,17 @@ class Pool:
     """Encoded clips. Each shows one face in one motion with three mouth tracks; the last is for reference only.
 
     whole: float16 [N,3,16,4,32,32]; masked: float16 [N,16,4,32,32] (scaled latents). window, start: int64 [N,2], the speech of the first
-    two tracks.
+    two tracks. Stops early, with what it has, after `seconds`.
     """
 
-    def __init__(self, count: int, faces: Faces, speech: Speech, encode, keep, batch: int = 8, frames: int = FRAMES):
+    def __init__(self, count: int, faces: Faces, speech: Speech, encode, keep, batch: int = 8, frames: int = FRAMES, seconds=math.inf):
         generator, device = faces.generator, faces.device
         rows = {"whole": [], "masked": [], "window": [], "start": []}
         batch = min(batch, count)
-        for _ in range(0, count, batch):
+        start = time.monotonic()
+        for made in range(0, count, batch):
+            if made and time.monotonic() - start > seconds:
+                break
             face, natural = faces.draw(batch)
             places = [speech.pick(batch, generator, frames) for _ in range(3)]
             tracks = [speech.mouth(*place, frames) for place in places]
