@@ -285,9 +285,9 @@ class Trainer:
         if pictures_too:
 
             def shown(latents):
-                return (self.vae.decode(latents[:, ::4].flatten(0, 1) / SCALE).clamp(-1, 1) * 127.5 + 127.5).byte().cpu().numpy()
+                return (self.vae.decode(latents[:, ::8].flatten(0, 1) / SCALE).clamp(-1, 1) * 127.5 + 127.5).byte().cpu().numpy()
 
-            some = slice(0, 6)
+            some = slice(0, 3)
             np.savez_compressed(
                 self.out / "samples.npz",
                 made=shown(made[some]),
