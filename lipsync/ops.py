@@ -36,7 +36,7 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, frames: int = 1, shift: Tensor 
     """
     if (kernels := _kernels(x)) and x.shape[2] * x.shape[3] % TILE == 0:
         return kernels.group_norm(x.contiguous(memory_format=torch.channels_last), norm, frames=frames, shift=shift, silu=silu)
-    if x.is_cuda and x.dtype in HALF and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if _is_half(x):
         return _group_norm_in_half(x, norm, frames, shift, silu)
     grouped = x.unflatten(1, (norm.num_groups, -1)).unflatten(0, (-1, frames)).float()  # [rows, frames, groups, C/groups, H, W], a view
     if shift is not None:
@@ -109,11 +109,17 @@ def enlarged(x: Tensor, conv: nn.Conv2d, phases: Tensor | None = None) -> Tensor
 
     With phases, nine products a pixel become four: of the three columns of pixels under the kernel, two always show the same pixel of x.
     """
-    kernels = _kernels(x)
-    if kernels and phases is not None:
-        # Padded by hand: asked for padding, cuDNN takes a kernel at 16 x 16 that is twice as slow.
-        return kernels.interleave(F.conv2d(F.pad(x, (1, 1, 1, 1)), phases), conv.bias)
-    return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+    if phases is None or not _is_half(x):
+        return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+    y = F.conv2d(F.pad(x, (1, 1, 1, 1)), phases)  # padded by hand: asked for padding, cuDNN takes a kernel at 16 x 16 that is twice as slow
+    if kernels := _kernels(x):
+        return kernels.interleave(y, conv.bias)
+    count, channels, height, width = x.shape[0], len(conv.bias), *x.shape[2:]
+    out = torch.empty(count, channels, 2 * height, 2 * width, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    for phase, part in enumerate(y.split(channels, 1)):
+        down, across = divmod(phase, 2)
+        torch.add(part[:, :, down : down + height, across : across + width], conv.bias[:, None, None], out=out[:, :, down::2, across::2])
+    return out
 
 
 def phase_weight(weight: Tensor) -> Tensor:
@@ -138,7 +144,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     if kernels and key.shape[1] <= FEW and query.is_contiguous() and key.stride() == value.stride():
         return kernels.attend_few(query, key, value, heads)
     query, key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))  # [N, heads, tokens, C/heads]
-    if kernels:
+    if _is_half(query):
         with sdpa_kernel(BACKENDS, **ORDERED):
             return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
@@ -186,16 +192,22 @@ def without_kernels() -> Iterator[None]:
 
 def _kernels(x: Tensor):
     """The module `kernels` where its functions can run on x."""
-    if not _allowed.get() or not x.is_cuda or x.dtype not in HALF or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return None
-    return _triton()
+    return _triton() if _is_half(x) and _allowed.get() else None
+
+
+def _is_half(x: Tensor) -> bool:
+    """Whether x is in half precision on CUDA, and nobody but this call sees what is done to it: no gradients, no compiler, no export."""
+    return x.is_cuda and x.dtype in HALF and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 @functools.cache
 def _triton():
     try:
         from . import kernels
-    except ImportError as error:
-        log.warning("Triton is missing (%s): the network runs, but slower.", error)
+
+        one = torch.ones(1, 1, 1, 1, dtype=torch.float16, device="cuda")
+        kernels.add(one, one.clone(), one.flatten())  # Triton may be there without what it needs: a C compiler, a driver it knows
+    except Exception as error:  # of any kind: it is another program's compiler
+        log.warning("Triton is not usable (%s): the network runs, but takes about twice as long.", " ".join(str(error).split())[:200])
         return None
     return kernels

@@ -16,6 +16,8 @@ SOURCE = (
     "or vae-ft-mse-840000-ema-pruned.safetensors of stabilityai/sd-vae-ft-mse-original, into models/vae"
 )
 WHAT = "the VAE"
+CELL = 8  # pixels per latent pixel
+BYTES_PER_PIXEL = 2600  # that decoding in half precision needs at most, by the plain way; the fast way of `vae_fast` needs half of that
 FOLDER_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers' names before 0.15
 
@@ -23,15 +25,15 @@ OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "
 class DiffusersVAE:
     """encode: pixels [N,H,W,3] in 0..1 -> unscaled latents [N,4,H/8,W/8], the posterior's mode. decode: back. float32, on its device.
 
-    model: a diffusers AutoencoderKL, on its device and in its dtype. batch: pictures at a time, which bounds the memory (decoding one
-    of 512 px takes about 1 GB in float16).
+    model: a diffusers AutoencoderKL, on its device and in its dtype. batch: pictures at a time, which bounds the memory; None: 4, or on a
+    GPU as many of up to 8 as its free memory holds.
     """
 
-    def __init__(self, model, batch: int = 4):
+    def __init__(self, model, batch: int | None = None):
         self.model, self.batch = model.eval().requires_grad_(False), batch
 
     @classmethod
-    def load(cls, path: str | Path, *, dtype: torch.dtype | None = None, device="cpu", batch: int = 4) -> "DiffusersVAE":
+    def load(cls, path: str | Path, *, dtype: torch.dtype | None = None, device="cpu", batch: int | None = None) -> "DiffusersVAE":
         """From a diffusers folder, or a single file in diffusers' or in Stable Diffusion's own layout (`vae-ft-mse-840000-ema-pruned`).
 
         dtype None: float16 on CUDA, as the reference, else float32. Raises ModelFileError when the file is missing, damaged or no SD
@@ -67,18 +69,35 @@ class DiffusersVAE:
     @torch.no_grad()
     def moments(self, pixels: torch.Tensor) -> torch.Tensor:
         """Mean and log variance that the encoder predicts: float32 [N,8,H/8,W/8]."""
-        return torch.cat([self._encoded(part) for part in pixels.movedim(-1, 1).split(self.batch)])
+        return torch.cat([self._encoded(part) for part in pixels.movedim(-1, 1).split(self._slice(pixels[0, ..., 0]))])
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.moments(pixels).chunk(2, 1)[0]
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        parts = [self.model.decode(part.to(self.model.device, self.dtype)).sample.float() for part in latents.split(self.batch)]
+        parts = [self.model.decode(part.to(self.model.device, self.dtype)).sample.float() for part in latents.split(self._slice(latents[0, 0], CELL))]
         return (torch.cat(parts) / 2 + 0.5).clamp_(0, 1).movedim(1, -1)
+
+    def _slice(self, area: torch.Tensor, enlarged: int = 1) -> int:
+        """How many pictures of the area [h,w], `enlarged` times as high and wide, to work on at once."""
+        if self.batch is not None:
+            return self.batch
+        if self.model.device.type != "cuda":
+            return 4
+        return max(1, min(8, int(free_memory(self.model.device) / 2 / (area.numel() * enlarged**2 * BYTES_PER_PIXEL))))
 
     def _encoded(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.model.encode((pixels * 2 - 1).to(self.model.device, self.dtype)).latent_dist.parameters.float()
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that PyTorch could still hand out on a CUDA device, within what the process may use."""
+    held = torch.cuda.memory_reserved(device)
+    spare = held - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)  # since PyTorch 2.8
+    return spare + min(free, int(share * total) - held)
 
 
 def _in_diffusers_layout(state: dict, path: Path) -> dict:

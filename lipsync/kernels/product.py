@@ -7,9 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # before Triton 3.4
+    TensorDescriptor = None
+
 HIGH, WIDE, DEEP = 128, 128, 64  # rows, columns (twice: value and gate) and depth of a tile of `_product`
 GROUP = 8  # tiles are taken this many rows at a time, so that x and the weight stay in the cache
-WIDEST = 1280  # up to this depth `_product` beats the library's product and a pass over its result (measured: docs/performance.md)
+DEEPEST = 320  # up to this depth `_product` beats the library's product and a pass over its result (measured: docs/performance.md)
 ROWS, COLUMNS = 16, 128  # of a tile of `_geglu`
 
 
@@ -70,8 +75,8 @@ def _geglu(x, bias, y, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @functools.lru_cache
 def programs(device: torch.device) -> int:
     """How many programs of `_product` a device runs at once; 0 where it should not: its tiles are made for Hopper."""
-    hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    return torch.cuda.get_device_properties(device).multi_processor_count if hopper else 0
+    suits = TensorDescriptor is not None and torch.cuda.get_device_capability(device) == (9, 0)
+    return torch.cuda.get_device_properties(device).multi_processor_count if suits else 0
 
 
 def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -79,9 +84,7 @@ def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     depth, width = x.shape[-1], len(weight) // 2
     rows = x.numel() // depth
     y = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
-    if depth <= WIDEST and depth % DEEP == 0 and programs(x.device):
-        from triton.tools.tensor_descriptor import TensorDescriptor  # since Triton 3.4
-
+    if depth <= DEEPEST and depth % DEEP == 0 and programs(x.device):
         described = TensorDescriptor.from_tensor
         _product[(min(programs(x.device), triton.cdiv(rows, HIGH) * triton.cdiv(width, WIDE)),)](
             described(x.view(rows, depth), [HIGH, DEEP]), described(weight, [WIDE, DEEP]), bias, described(y.view(rows, width), [HIGH, WIDE]),
