@@ -7,11 +7,16 @@ import cv2
 import numpy as np
 import torch
 
+from . import mapped
 from .errors import ShapeError
+from .journal import Journal
+from .progress import Progress, silent
 from .spool import Spool
 from .timeline import Timeline
 
 ROWS = 16  # crops converted at a time
+IMAGES_IN_MEMORY = 2 << 30  # bytes of an IMAGE; above that it is in a file
+STAGE = "convert"  # in progress reports
 
 
 @dataclass
@@ -20,25 +25,29 @@ class Crops:
 
     images: one uint8 [r,r,3] row for each redrawn output frame, in order; on disk when large.
     timeline: the plan that says which output frames those are.
+    journal: of the job that made them; whoever finishes the job discards it.
     """
 
     images: Spool
     timeline: Timeline
+    journal: Journal | None = None
 
     @property
     def resolution(self) -> int:
         """Side of the square crops in pixels."""
         return self.images.shape[0]
 
-    def to_images(self) -> torch.Tensor:
-        """ComfyUI's IMAGE of all crops: float32 [M,r,r,3] in 0..1."""
-        images = torch.empty((len(self.images), *self.images.shape))
+    def to_images(self, spool_folder: Path | None = None, progress: Progress = silent) -> torch.Tensor:
+        """ComfyUI's IMAGE of all crops: float32 [M,r,r,3] in 0..1; in a file in `spool_folder` when it is large (12 GB for 4,000 of 512 px)."""
+        images = mapped.zeros((len(self.images), *self.images.shape), folder=spool_folder, memory_limit_bytes=IMAGES_IN_MEMORY)
         for rows in _chunks(len(self.images)):
             images[rows] = torch.from_numpy(self.images.read(rows)).float() / 255
+            mapped.release(images)
+            progress(rows.stop, len(self.images), stage=STAGE)
         return images
 
     @classmethod
-    def from_images(cls, images: torch.Tensor, like: "Crops", spool_folder: Path) -> "Crops":
+    def from_images(cls, images: torch.Tensor, like: "Crops", spool_folder: Path, progress: Progress = silent) -> "Crops":
         """Crops from an IMAGE batch [M,H,W,3 or 4] in 0..1 that stand where `like`'s stood; another size is resized (area) to `like`'s.
 
         Raises ShapeError when the count or the channels differ.
@@ -50,9 +59,11 @@ class Crops:
             )
         spool = Spool(like.images.shape, folder=spool_folder)
         for rows in _chunks(len(images)):
-            block = (images[rows, ..., :3].float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+            block = (images[rows, ..., :3].float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+            mapped.release(images)
             spool.append(np.stack([_resized(image, like.resolution) for image in block]))
-        return cls(spool, like.timeline)
+            progress(rows.stop, len(images), stage=STAGE)
+        return cls(spool, like.timeline, like.journal)
 
 
 def _chunks(count: int) -> Iterator[slice]:

@@ -3,23 +3,29 @@
 All blocks start from one frame of noise, repeated over the frames, and a block's result depends on nothing but its own frames: the same
 seed gives the same result however the work is cut between calls, back ends or nodes.
 """
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import mapped
 from . import sampler as samplers
+from .ahead import ahead
 from .errors import ShapeError
+from .journal import Journal, name_of, runner_identity, vae_identity
 from .mask import keep_mask, latent_keep_mask
 from .progress import Progress, silent
 from .runners import Runner, RunnerSpec
 from .timeline import plan_blocks
 from .vae import SCALE, encode
+
+log = logging.getLogger(__name__)
 
 BLOCK_FRAMES = 16  # the network was trained on runs of 16 frames
 LATENT, MASK, MASKED, REFERENCE = slice(0, 4), slice(4, 5), slice(5, 9), slice(9, 13)  # channels of the network's sample
@@ -180,9 +186,17 @@ def denoise(
 
     out = torch.empty((count, 4, *size), device=masked_latents.device)
     job = _Job(runner, plan, latent_keep, base_noise, samplers.schedule(sampler, steps), guidance, progress)
-    for frames, latents in job.run(lambda frames: Block(masked_latents[frames], reference_latents[frames], audio[frames])):
-        out[frames] = latents.to(out.device)
+    for group in job.groups:
+        frames = [plan[index] for index in group]
+        made = job.run(group, [Block(masked_latents[block], reference_latents[block], audio[block]) for block in frames])
+        for block, latents in zip(frames, made, strict=True):
+            out[block] = latents.to(out.device)
     return out
+
+
+def clip_blocks(runner: Runner, track, timeline) -> list[np.ndarray]:
+    """The blocks that `denoise_clip` cuts a job into: arrays of positions into `timeline.redrawn(track.found)`, which hold each once."""
+    return plan_blocks(timeline, track.found, track.run_ids, size=runner.spec.frames or BLOCK_FRAMES)
 
 
 @torch.no_grad()
@@ -198,76 +212,148 @@ def denoise_clip(
     seed: int = 0,
     sampler: str = "ddim",
     posterior: str = "mode",
+    blocks: Sequence[int] | None = None,
+    journal: Journal | None = None,
+    spool_folder: str | Path | None = None,
     progress: Progress = silent,
 ) -> Tensor:
     """Redraw a face track to speech: UNSCALED latents float32 [M,4,r/8,r/8] on the CPU, one for each of `timeline.redrawn(track.found)`.
 
-    track: FaceTrack, timeline: Timeline, features: AudioFeatures, vae: see `vae.py`. One block of crops is in memory at a time; a block
-    never spans a gap, a cut or a jump in time. posterior "sample" draws in the reference's order: the base noise, then for each block the
-    masked crops' noise and the crops', all from `seed`. Raises what `denoise` and `encode` raise.
+    track: FaceTrack, timeline: Timeline, features: AudioFeatures, vae: see `vae.py`. A block never spans a gap, a cut or a jump in time;
+    the crops and tokens of the next one are read while the network runs. posterior "sample" draws in the reference's order: the base
+    noise, then for each block the masked crops' noise and the crops', all from `seed`.
+    blocks: only those of `clip_blocks`, by number: the latents of their positions, in order. Parts put together are the whole, to the bit.
+    journal: finished blocks are kept there, and those that are there already are not made again.
+    spool_folder: where latents of a long clip are (98 MB a minute at 512 px, see `mapped`). Raises what `denoise` and `encode` raise, and
+    DiskSpaceError.
     """
     redrawn, side = timeline.redrawn(track.found), track.resolution // 8
     device = runner.spec.device
     keep = torch.from_numpy(keep_mask(track.resolution)).to(device)[..., None]
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(4, side, side, generator=generator)  # = base_noise(seed, side, side)
-    plan = plan_blocks(timeline, track.found, track.run_ids, size=runner.spec.frames or BLOCK_FRAMES)
+    plan = clip_blocks(runner, track, timeline)
+    wanted = sorted(set(range(len(plan)) if blocks is None else blocks))
     latent_keep = torch.from_numpy(latent_keep_mask(track.resolution))
-    job = _Job(runner, plan, latent_keep, noise, samplers.schedule(sampler, steps), guidance, progress)
+    job = _Job(runner, plan, latent_keep, noise, samplers.schedule(sampler, steps), guidance, progress, only=wanted)
+    if runner.model is not None and (unfit := runner.model.resolution_warning(track.resolution)):
+        log.warning("%s", unfit)
+    positions = np.concatenate([plan[index] for index in wanted]) if wanted else np.zeros(0, np.int64)
+    out = mapped.zeros((len(positions), 4, side, side), folder=spool_folder)
+    settings = _settings(runner, vae, steps, guidance, seed, sampler, posterior) if journal else None
 
-    def load(positions: np.ndarray) -> Block:
-        frames = redrawn[positions]
-        crops = torch.from_numpy(track.crops.read(track.crop_row[timeline.source[frames]])).to(device).float() / 255
+    def gather(group: list[int]) -> tuple[list, list, str | None]:
+        """Crops and tokens of a group's blocks, and the name that their result is filed under."""
+        frames = [redrawn[plan[index]] for index in group]
+        crops = [track.crops.read(track.crop_row[timeline.source[block]]) for block in frames]
+        tokens = [_tokens(features, timeline, block) for block in frames]
+        if settings is None:
+            return crops, tokens, None
+        drawn = sum(len(block) for block in plan[: group[0]]) if posterior == "sample" else 0
+        return crops, tokens, name_of(*settings, job.frames(group), drawn, *crops, *tokens)
+
+    drawn = 0  # blocks whose posterior noise was drawn
+
+    def encoded(index: int, pixels: np.ndarray) -> Iterator[Tensor]:
+        nonlocal drawn
+        for block in plan[drawn:index] if posterior == "sample" else ():
+            torch.randn(2 * len(block), 4, side, side, generator=generator)
+        drawn = index + 1
+        crops = torch.from_numpy(pixels).to(device).float() / 255
         images = torch.cat([(crops - 0.5) * keep + 0.5, crops])  # what is redrawn is mid-grey
         latents = []
         for piece in images.split(1 if device.type == "cpu" else len(images)):  # on a CPU one crop takes long enough
             job.reporter.check()
             latents.append(encode(vae, piece, posterior=posterior, generator=generator))
-        return Block(*torch.cat(latents).chunk(2), features.tokens(frames, timeline.rate))
+        return torch.cat(latents).chunk(2)
 
-    out = torch.empty(len(redrawn), 4, side, side)
-    for positions, latents in job.run(load):
-        out[positions] = latents.cpu() / SCALE
+    resumed, chosen = 0, set(wanted)
+    with ahead(map(gather, job.groups), depth=1) as gathered:
+        for group, (crops, tokens, name) in zip(job.groups, gathered, strict=True):
+            made = journal.read(name, len(group)) if name else None
+            if made is None:
+                sources = zip(group, crops, tokens, strict=True)
+                made = job.run(group, [Block(*encoded(index, pixels), heard) for index, pixels, heard in sources])
+                made = [latents.cpu() for latents in made]
+                if name:
+                    journal.write(name, made)
+            else:
+                resumed += len(group)
+                job.skip()
+            for index, latents in zip(group, made, strict=True):
+                if index in chosen:
+                    out[np.searchsorted(positions, plan[index])] = latents / SCALE
+            mapped.release(out)
+    if resumed:
+        log.info("%d of %d blocks were there from an earlier run", resumed, len(wanted))
     return out
+
+
+def _tokens(features, timeline, frames: np.ndarray) -> Tensor:
+    tokens = features.tokens(frames, timeline.rate)
+    if timeline.heard is None:
+        return tokens
+    heard = torch.from_numpy(timeline.heard[frames])[:, None, None]
+    return features.silent_tokens(frames, timeline.rate).lerp(tokens, heard)
+
+
+def _settings(runner: Runner, vae, *settings) -> tuple | None:
+    """What a block's latents depend on beside its crops and tokens; None when that cannot be told."""
+    identities = runner_identity(runner), vae_identity(vae)
+    if None in identities:
+        log.debug("the job is not journaled: the weights of the %s are unknown", "VAE" if identities[0] else "network")
+        return None
+    return (*identities, *settings)
 
 
 class _Job:
     """All blocks of a clip, with the denoisers they need. Refuses on construction what the runner cannot take."""
 
-    def __init__(self, runner: Runner, plan, latent_keep: Tensor, noise: Tensor, schedule: samplers.Schedule, guidance: float, progress):
-        self.runner, self.schedule, self.guidance = runner, schedule, guidance
+    def __init__(
+        self, runner: Runner, plan, latent_keep: Tensor, noise: Tensor, schedule: samplers.Schedule, guidance: float, progress, only=None
+    ):
+        """only: the blocks of the plan to run. How blocks are grouped, and which steps are captured, is the same whatever is left out."""
+        self.runner, self.schedule, self.guidance, self.plan = runner, schedule, guidance, plan
         self.constants = {"latent_keep": latent_keep, "noise": noise}
         for frames in {len(block) for block in plan}:
             runner.spec.expect(frames, tuple(noise.shape[-2:]))
-        self.groups = _groups(plan, runner.spec, guided=guidance > 1)
+        groups = _groups(plan, runner.spec, guided=guidance > 1)
+        self.uses = Counter(self.frames(group) for group in groups)
+        chosen = set(range(len(plan)) if only is None else only)
+        self.groups = [group for group in groups if chosen & set(group)]
         self.reporter = Reporter(progress, len(self.groups) * len(schedule))
+        self._lasting: dict[int, BlockDenoiser] = {}  # of the frame counts used more than once: one block is not worth a capture
 
     @torch.no_grad()
-    def run(self, load: Callable[[np.ndarray], Block]) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """(frames, their latents) of each block of the plan, in order."""
-        uses = Counter(self._frames(group) for group in self.groups)
-        lasting = {}  # denoisers by frame count: of those used more than once. A block of odd length, used once, is not worth a capture.
-        for group in self.groups:
-            frames = self._frames(group)
-            denoiser = lasting.get(frames) or BlockDenoiser(
-                self.runner, self.schedule, self.guidance, **self.constants, frames=frames, capture=uses[frames] > 1
-            )
-            if uses[frames] > 1:
-                lasting[frames] = denoiser
-            yield from zip(group, denoiser.run([load(block) for block in group], self.reporter), strict=True)
+    def run(self, group: list[int], blocks: list[Block]) -> list[Tensor]:
+        """The latents of each block of one of `groups`, scaled."""
+        frames = self.frames(group)
+        denoiser = self._lasting.get(frames)
+        if denoiser is None:
+            capture = self.uses[frames] > 1
+            denoiser = BlockDenoiser(self.runner, self.schedule, self.guidance, **self.constants, frames=frames, capture=capture)
+            if capture:
+                self._lasting[frames] = denoiser
+        return denoiser.run(blocks, self.reporter)
 
-    def _frames(self, group: list[np.ndarray]) -> int:
-        return self.runner.spec.frames or len(group[0])
+    def skip(self) -> None:
+        """A group's latents are there already."""
+        self.reporter.done += len(self.schedule)
+        self.reporter.report()
+
+    def frames(self, group: list[int]) -> int:
+        return self.runner.spec.frames or len(self.plan[group[0]])
 
 
-def _groups(plan: Sequence[np.ndarray], spec: RunnerSpec, guided: bool) -> list[list[np.ndarray]]:
+def _groups(plan: Sequence[np.ndarray], spec: RunnerSpec, guided: bool) -> list[list[int]]:
     """The plan's blocks by evaluation: as many as the runner takes at once, of one length where it does not pad them."""
-    groups, rest = [], list(plan)
-    while rest:
-        candidates = rest[: spec.lanes(guided)]
-        group = candidates if spec.frames else list(takewhile(lambda block, first=rest[0]: len(block) == len(first), candidates))
-        groups.append(group)
-        rest = rest[len(group) :]
+    groups, first = [], 0
+    while first < len(plan):
+        last = min(len(plan), first + spec.lanes(guided))
+        if not spec.frames:
+            last = next((index for index in range(first, last) if len(plan[index]) != len(plan[first])), last)
+        groups.append(list(range(first, last)))
+        first = last
     return groups
 
 

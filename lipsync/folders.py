@@ -11,6 +11,7 @@ from pathlib import Path
 from .errors import DependencyError, ModelFileError
 
 KIND = "latentsync"  # our folder below models/
+JOBS = "latentsync-jobs"
 EXTENSIONS = {KIND: {".pt", ".safetensors"}}
 OTHER_EXTENSIONS = {".ckpt", ".pt", ".pt2", ".bin", ".pth", ".safetensors", ".pkl", ".sft", ".onnx", ".tflite"}
 PACK = Path(__file__).resolve().parent.parent
@@ -73,6 +74,23 @@ def temp_dir() -> Path:
     folder = Path(comfy.get_temp_directory()) if comfy else Path(tempfile.gettempdir()) / "latentsync-rtx"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def jobs_dir() -> Path:
+    """Where blocks of unfinished jobs are kept, so that they outlive a crash and a start of ComfyUI (which empties its temporary folder):
+    LATENTSYNC_JOBS, else `latentsync-jobs` in ComfyUI's user folder, else in the system's folder for caches. It may not exist yet."""
+    if os.environ.get("LATENTSYNC_JOBS"):
+        return Path(os.environ["LATENTSYNC_JOBS"]).expanduser().absolute()
+    comfy = _comfy()
+    if hasattr(comfy, "get_user_directory"):
+        return Path(comfy.get_user_directory()) / JOBS
+    if sys.platform == "win32":
+        caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        caches = Path.home() / "Library" / "Caches"
+    else:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / JOBS
 
 
 def output_dir() -> Path:

@@ -75,7 +75,7 @@ def scratch_file(folder: str | Path | None, size: int = 0):
     file = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = tempfile.TemporaryFile(prefix="latentsync-", dir=folder, buffering=0)
+        file = tempfile.TemporaryFile(prefix="latentsync-", dir=folder, buffering=0)  # noqa: SIM115 - the caller closes it
         if size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         elif size:

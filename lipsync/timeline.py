@@ -25,6 +25,8 @@ class Timeline:
     rate: Fraction  # frames a second
     source: np.ndarray  # int64 [N]: the track frame that output frame k shows
     speaking: np.ndarray  # bool [N]: is there speech to draw at output frame k
+    heard: np.ndarray | None = None  # float32 [N]: how much of the sound the mouth hears, 0 (silence) .. 1; None: all
+    shown: np.ndarray | None = None  # float32 [N]: how much of the redrawn mouth is shown, 0 (the clip's own) .. 1; None: all
 
     def __len__(self) -> int:
         return len(self.source)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from . import mapped
+from .ahead import ahead
 from .crops import Crops
 from .errors import NumericError, ShapeError
 from .mask import keep_mask
@@ -81,29 +83,47 @@ def decode_crops(vae, latents: torch.Tensor, track, timeline, *, spool_folder: P
     """Decode the redrawn crops, 16 at a time, and put the kept pixels of the aligned crops back.
 
     latents: unscaled [M,4,r/8,r/8], one for each of `timeline.redrawn(track.found)`. The sum is `decoded * (1 - keep) + crop * keep`,
-    rounded to uint8. Raises ShapeError when the latents are not this track's, and what `decode` raises.
+    rounded to uint8; where `timeline.shown` is less than 1 the aligned crop shows through. Reading runs ahead of decoding. Raises
+    ShapeError when the latents are not this track's, and what `decode` raises.
     """
     redrawn, side = timeline.redrawn(track.found), track.resolution
     wanted = (len(redrawn), 4, side // CELL, side // CELL)
     if tuple(latents.shape) != wanted:
         raise ShapeError(f"these faces need latents {list(wanted)}, not {list(latents.shape)}: decode what was denoised for them.")
     rows = np.asarray(track.crop_row)[timeline.source[redrawn]]
-    keep = torch.from_numpy(keep_mask(side))
+    redraw = 1 - torch.from_numpy(keep_mask(side))
+    size = BLOCK if _device(vae) != "cpu" else 1  # on a CPU one crop takes long enough
+
+    def gather(start: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        part = slice(start, start + size)
+        scaled = latents[part] * SCALE
+        mapped.release(latents)
+        return start, scaled, torch.from_numpy(track.crops.read(rows[part]))
+
     spool = Spool((side, side, 3), folder=spool_folder)
     try:
         progress(0, len(rows), stage="decode")
-        for start in range(0, len(rows), BLOCK):
-            decoded = decode(vae, latents[start : start + BLOCK] * SCALE, first=start)
-            mask = keep.to(decoded.device)
-            original = torch.from_numpy(track.crops.read(rows[start : start + BLOCK])).to(decoded.device).movedim(-1, 1)
-            pixels = (decoded + 1) * 127.5 * (1 - mask) + original * mask
-            block = pixels.round_().clamp_(0, 255).to(torch.uint8).movedim(1, -1).cpu().numpy()
-            spool.append(block)
-            progress(start + len(block), len(rows), stage="decode", preview=block[0])
+        with ahead(map(gather, range(0, len(rows), size)), depth=1) as blocks:
+            for start, scaled, crops in blocks:
+                decoded = decode(vae, scaled, first=start)
+                share = redraw.to(decoded.device)
+                if timeline.shown is not None:
+                    share = share * torch.from_numpy(timeline.shown[redrawn[start : start + size]]).to(decoded.device)[:, None, None, None]
+                original = crops.to(decoded.device).movedim(-1, 1)
+                pixels = (decoded + 1) * 127.5 * share + original * (1 - share)
+                block = pixels.round_().clamp_(0, 255).to(torch.uint8).movedim(1, -1).cpu().numpy()
+                spool.append(block)
+                progress(start + len(block), len(rows), stage="decode", preview=block[0])
     except BaseException:
         spool.close()
         raise
     return Crops(spool, timeline)
+
+
+def _device(vae) -> str | None:
+    """Kind of the device that a VAE decodes on, where it tells."""
+    device = getattr(vae, "device", None) or getattr(getattr(vae, "model", None), "device", None)
+    return None if device is None else torch.device(device).type
 
 
 def _chosen(vae, choose):

@@ -1,7 +1,8 @@
 """LatentSyncVAEDecode: latents -> crops with the kept pixels put back."""
 from comfy_api.latest import io
 
-from ..lipsync import folders, vae as vae_stage
+from ..lipsync import folders
+from ..lipsync import vae as vae_stage
 from ..lipsync.errors import ShapeError
 from . import sockets
 from .progress import NodeProgress

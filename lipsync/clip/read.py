@@ -16,13 +16,20 @@ from .video import VideoClip
 DEFAULT_RATE = Fraction(25)
 
 
-def open_clip(source: "str | Path | io.BytesIO | torch.Tensor | np.ndarray | Clip", rate: Fraction | float | None = None) -> Clip:
+def open_clip(
+    source: "str | Path | io.BytesIO | torch.Tensor | np.ndarray | Clip",
+    rate: Fraction | float | None = None,
+    *,
+    start: float = 0.0,
+    duration: float = 0.0,
+) -> Clip:
     """Open a clip for streaming.
 
     source  a path, a BytesIO with a media file, or an IMAGE tensor [N,H,W,C] (C = 1, 3 or 4; one picture [H,W,C] too; floats are 0..1,
             clamped and rounded; integers 0..255). A Clip is returned as it is.
     rate    frames a second to present. A file keeps its own by default and is retimed by its timestamps otherwise; for a tensor it
             says how fast the pictures follow each other (default 25).
+    start, duration   of a file, only this part: seconds on its own clock; a duration of 0 goes to the end.
 
     Raises MediaError ("cannot open ...: ..." with the reason), ShapeError for a tensor that is no IMAGE.
     """
@@ -33,7 +40,7 @@ def open_clip(source: "str | Path | io.BytesIO | torch.Tensor | np.ndarray | Cli
         source = torch.from_numpy(source)
     if isinstance(source, torch.Tensor):
         return TensorClip(source, rate or DEFAULT_RATE)
-    return VideoClip(source, rate)
+    return VideoClip(source, rate, start, duration)
 
 
 class TensorClip(Clip):

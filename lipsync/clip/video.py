@@ -17,6 +17,7 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import VideoReformatter
 
+from ..errors import MediaError
 from ..folders import temp_dir
 from ..spool import Spool, free_space
 from .base import STANDARD_RATES, Clip, count_frames
@@ -41,12 +42,20 @@ class _Index:
     stamps: np.ndarray | None  # int64 [n] in the stream's time base; None: the file has no usable timestamps, pictures are counted
     keys: np.ndarray  # int64: ordinals of pictures that decoding can start from
     last_duration: float  # seconds that the last picture stays, 0 when unknown
+    begin: float = 0.0  # seconds on the file's clock of the first picture
+    tick: float = 0.0  # seconds that the clock counts in
+
+    def part(self, start: float, duration: float) -> tuple[int, int]:
+        """[first, last) of the pictures in `duration` seconds (0: all) from `start` on the file's clock; times in between round down, as
+        in ComfyUI."""
+        edges = np.searchsorted(self.times, np.array([start, start + duration]) - self.begin - 0.999 * self.tick, side="right")
+        return int(edges[0]) if start else 0, int(edges[1]) if duration else len(self.times)
 
 
 class VideoClip(Clip):
     """See `open_clip`. Opening decodes the first picture, so that a file that cannot be read is refused at once."""
 
-    def __init__(self, source: str | os.PathLike | io.BytesIO, rate: Fraction | None = None):
+    def __init__(self, source: str | os.PathLike | io.BytesIO, rate: Fraction | None = None, start: float = 0.0, duration: float = 0.0):
         self.media = Media.of(source)
         self.name = self.media.name
         with self.media.open() as container:
@@ -61,11 +70,14 @@ class VideoClip(Clip):
             known = [Fraction(value) for value in (stream.average_rate, stream.guessed_rate, stream.base_rate) if value]
         self.width, self.height = reversed(self._size) if self._turn.transposed else self._size
         self._index = self._make_index(known)
+        self._part = self._index.part(start, duration)
+        if self._part[0] >= self._part[1]:
+            raise MediaError(f"{self.name} has no pictures from second {start:g} on{f' for {duration:g} s' if duration else ''}")
         self._present(rate, known)
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.media.fingerprint}@{self.rate}"
+        return f"{self.media.fingerprint}@{self.rate}[{self._part[0]}:{self._part[1]}]"
 
     def frames_at(self, indices: Sequence[int], folder: str | Path | None = None) -> Iterator[np.ndarray]:
         return self._read(self._shown[self._checked(indices)], folder)
@@ -99,7 +111,8 @@ class VideoClip(Clip):
             return _Index(np.arange(max(1, len(stamps))) / float(next(iter(known), 25)), None, np.zeros(1, np.int64), 0.0)
         ordinals = np.searchsorted(order, np.array([stamps[key] for key in keys if stamps[key] is not None], np.int64))
         last = durations[int(order[-1])]
-        return _Index((order - order[0]) * float(ticks), order, np.unique(np.append(ordinals, 0)), float(last * ticks))
+        times, begin = (order - order[0]) * float(ticks), float(order[0] * ticks)
+        return _Index(times, order, np.unique(np.append(ordinals, 0)), float(last * ticks), begin, float(ticks))
 
     def _in_order(self) -> bool:
         """Pictures come out of a decoder as they are shown. When their timestamps do not ascend, these are the order of storage (H.264 with
@@ -110,19 +123,22 @@ class VideoClip(Clip):
 
     def _present(self, rate: Fraction | None, known: list[Fraction]) -> None:
         """Sets rate and frame_count, and which picture each presented frame shows."""
-        times = self._index.times
+        first, last = self._part
+        times = self._index.times[first:last] - self._index.times[first]
         steady = _steady_rate(times, known)
         interval = float(np.median(np.diff(times))) if len(times) > 1 else 0.04
         self.rate = rate or steady or _usual_rate(interval, times)
         if steady is not None:
             ratio = steady / self.rate
             self.frame_count = count_frames(len(times) / steady, self.rate)
-            self._shown = np.minimum(np.arange(self.frame_count) * ratio.numerator // ratio.denominator, len(times) - 1)
+            self._shown = first + np.minimum(np.arange(self.frame_count) * ratio.numerator // ratio.denominator, len(times) - 1)
             return
         log.info("%s has a variable frame rate: shown at %s frames a second by its timestamps", self.name, self.rate)
-        self.frame_count = count_frames(float(times[-1]) + (self._index.last_duration or interval), self.rate)
+        whole = last == len(self._index.times)
+        stays = (self._index.last_duration if whole else self._index.times[last] - self._index.times[last - 1]) or interval
+        self.frame_count = count_frames(float(times[-1] + stays), self.rate)
         ticks = np.arange(self.frame_count) / float(self.rate) + min(_EPSILON, interval / 4)
-        self._shown = np.maximum(np.searchsorted(times, ticks, side="right") - 1, 0)
+        self._shown = first + np.maximum(np.searchsorted(times, ticks, side="right") - 1, 0)
 
     def _read(self, ordinals: np.ndarray, folder) -> Iterator[np.ndarray]:
         with contextlib.closing(_Decoder(self.media, self._index)) as decoder:

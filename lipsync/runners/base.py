@@ -60,9 +60,14 @@ class RunnerSpec:
 
 
 class Runner(ABC):
-    """A network on a device. Not safe for use by two threads at once."""
+    """A network on a device. Not safe for use by two threads at once.
+
+    model: the LatentSyncModel whose weights it runs, or None when only the weights are known. engine_identity: of an engine, see manifest.py.
+    """
 
     spec: RunnerSpec
+    model = None
+    engine_identity = ""
 
     @abstractmethod
     def load(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..checkpoint import Uninitialised
 from ..errors import EngineError, LatentSyncError
 from ..unet import LatentSyncUNet, UNetConfig
 from . import engines
@@ -43,7 +44,7 @@ class TorchRecipe:
 
     def make(self) -> Runner:
         device = torch.device(self.device)
-        return TorchRunner(lambda: self.model.load_unet(device=device, dtype=self.dtype), device, self.dtype)
+        return TorchRunner(lambda: self.model.load_unet(device=device, dtype=self.dtype), device, self.dtype, model=self.model)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Pool:
 
 @functools.lru_cache
 def _parameters(config: UNetConfig) -> int:
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialised():
         return sum(tensor.numel() for tensor in LatentSyncUNet(config).state_dict().values())
 
 
@@ -151,6 +152,14 @@ class PooledRunner(Runner):
     @property
     def key(self) -> tuple[str, ...]:
         return self.recipe.key
+
+    @property
+    def model(self):
+        return self.recipe.model
+
+    @property
+    def engine_identity(self) -> str:
+        return getattr(self.recipe, "identity", "")
 
     @property
     def spec(self) -> RunnerSpec:

@@ -16,7 +16,7 @@ class TorchRunner(Runner):
 
     unet: the network, or a function that gives it; in that case `unload` forgets it, and `load` asks again.
     device: None takes the GPU if there is one. dtype: None is float16 on a GPU, float32 elsewhere.
-    graph: let sessions capture their step in a CUDA graph.
+    graph: let sessions capture their step in a CUDA graph. model: the LatentSyncModel that the network is of, where there is one.
     """
 
     def __init__(
@@ -25,12 +25,14 @@ class TorchRunner(Runner):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         graph: bool = True,
+        model=None,
     ):
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
         self._loader = None if isinstance(unet, LatentSyncUNet) else unet
         self._unet = None if self._loader else unet
         self._loaded = False
+        self.model = model
         self.pool = None
         self.graph = graph and device.type == "cuda"
         self.spec = RunnerSpec("torch", device, dtype, max_frames=unet.config.max_frames if self._unet else RunnerSpec.max_frames)
