@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..lipsync import weights
+from ..lipsync.checkpoint import Uninitialised
 from ..lipsync.errors import DependencyError, DiskSpaceError, EngineError
 from ..lipsync.progress import Progress, silent
 from ..lipsync.runners import engines, storage
@@ -110,7 +111,7 @@ class _Source:
             self.fingerprint = weights.fingerprint_of({name: value.detach().cpu() for name, value in model.state_dict().items()})
         else:
             self.name, self.tensors, self.fingerprint = model.name, model.tensors, model.fingerprint
-        with torch.device("meta"):
+        with torch.device("meta"), Uninitialised():
             self.shapes = LatentSyncUNet(self.config).state_dict()
         self.places = weight_file.layout(self.shapes, torch.float16)
         self.size = weight_file.size_of(self.places)

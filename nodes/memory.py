@@ -15,6 +15,8 @@ class RunnerPatcher:
     """The part of ComfyUI's `ModelPatcher` that its memory management uses, for a runner: all of it loads, or none."""
 
     parent = None
+    clone_base_uuid = None  # of newer releases: no copies for several GPUs
+    is_multigpu_base_clone = False
 
     def __init__(self, runner):
         """runner: a PooledRunner."""

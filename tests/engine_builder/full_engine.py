@@ -13,14 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import conftest  # noqa: E402, F401 - loads the pack
-
-from latentsync_rtx import engine_builder  # noqa: E402
-
-import torch  # noqa: E402
+import conftest  # noqa: F401 - loads the pack
+from latentsync_rtx import engine_builder
 
 
 class SeededModel:

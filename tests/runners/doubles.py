@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 from pathlib import Path
+from typing import ClassVar
 from unittest.mock import create_autospec, patch
 
 import torch
@@ -82,11 +83,11 @@ class Library:
     def _double(self, kind: str):
         return create_autospec(getattr(self.stubs, kind), instance=True, spec_set=True)
 
-    def Runtime(self, logger):  # noqa: N802 - the library's name
+    def Runtime(self, logger):
         assert isinstance(logger, self.ILogger)
         self.logger = logger
         runtime = self._double("Runtime")
-        runtime.get_engine_validity.side_effect = lambda header: self._validity(header)
+        runtime.get_engine_validity.side_effect = self._validity
         runtime.deserialize_cuda_engine.side_effect = lambda blob: self._made("deserialize_cuda_engine", self._deserialize(runtime, blob))
         return self._made("Runtime", runtime)
 
@@ -196,7 +197,7 @@ class Library:
 class LateLane:
     """Lane for a CPU: what is queued in it runs when somebody waits for it, and not before."""
 
-    queues: dict[int, list] = {}
+    queues: ClassVar[dict[int, list]] = {}
 
     def __init__(self, device):
         self.number = len(self.queues) + 7

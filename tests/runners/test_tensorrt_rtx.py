@@ -1,7 +1,6 @@
 """RtxRunner on doubles that evaluate the network at the addresses they are given: on a CPU, and with `-m gpu` on real streams."""
 import json
 import logging
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -395,7 +394,10 @@ def test_a_damaged_cache_is_ignored_and_replaced(make, unet, device):
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(make, unet, device, monkeypatch, caplog):
-    monkeypatch.setattr(tensorrt_rtx.storage, "write", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
+    def refuse(*_):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(tensorrt_rtx.storage, "write", refuse)
     with caplog.at_level(logging.WARNING):
         assert_computes_the_network(make(), unet, device)
     assert len([record for record in caplog.records if "read-only" in record.getMessage()]) == 1
@@ -423,12 +425,11 @@ def test_nothing_is_allocated_by_a_step(make, device):
     runner, given = make(), inputs(device)
     runner.predict(*given)
     torch.cuda.synchronize()
-    with nullcontext():
-        runner.double._queue = lambda stream, addresses: None  # the network itself is the double's business
-        before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
-        for _ in range(10):
-            runner.predict(*given)
-        assert torch.cuda.memory_stats(device)["allocation.all.allocated"] == before
+    runner.double._queue = lambda *_: None  # the network itself is the double's business
+    before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    for _ in range(10):
+        runner.predict(*given)
+    assert torch.cuda.memory_stats(device)["allocation.all.allocated"] == before
 
 
 def test_the_manifest_stays_json(make):

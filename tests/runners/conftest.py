@@ -1,0 +1,11 @@
+"""Networks of a few pixels: threads would wait for one another longer than they work."""
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
