@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from ..lipsync import denoise, ops, sampler, vae_fast
 from ..lipsync.runners import TorchRunner
@@ -71,7 +72,7 @@ def unet(setup: Setup) -> Iterator[Row]:
             yield from _step("library kernels only", step, truth, setup)
     yield from _step("ours", step, truth, setup, eager=(105, 95), graph=(90, 78))
     if setup.compile:
-        with ops.without_kernels():
+        with sdpa_kernel(ops.BACKENDS, **ops.ORDERED):
             yield from _step("torch.compile", torch.compile(step, fullgraph=True), truth, setup)
 
 

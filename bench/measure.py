@@ -101,16 +101,17 @@ def peak() -> Iterator[Callable[[], tuple[float, float]]]:
 
 def disturbances(work: Work) -> dict[str, int]:
     """How often `work`, once warm, makes the driver allocate, free or wait for the GPU, and PyTorch's allocator hand memory out."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     work()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler, record_function("watched"):
         work()
-    after = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.synchronize()
-    counts = {"tensors": after - before}
-    for name in ("cudaMalloc", "cudaFree", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy"):
-        counts[name] = sum(event.count for event in profiler.key_averages() if event.key == name)
+    counts = {"tensors": torch.cuda.memory_stats()["allocation.all.allocated"] - before}
+    events = profiler.events()
+    span = next(event.time_range for event in events if event.name == "watched" and event.device_type == DeviceType.CPU)
+    for name in ("cudaMalloc", "cudaFree", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy"):  # the profiler has some of its own
+        counts[name] = sum(event.name == name and span.start <= event.time_range.start <= span.end for event in events)
     return counts

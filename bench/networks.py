@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from ..lipsync.unet import LatentSyncUNet, UNetConfig
+from ..lipsync.unet.attention import PositionTable
 from .plain_vae import PlainVAE
 
 
@@ -18,9 +19,13 @@ def seeded(module: nn.Module, seed: int) -> nn.Module:
 
 
 def unet(device: torch.device, dtype: torch.dtype, config: UNetConfig | None = None) -> LatentSyncUNet:
-    with torch.device(device):
+    with torch.device("meta"):
         network = LatentSyncUNet(config)
-    return seeded(network.to(dtype), 1)
+    network = network.to(dtype).to_empty(device=device)  # never in float32 on the device
+    for table in network.modules():
+        if isinstance(table, PositionTable):
+            table.pe.copy_(PositionTable(*table.pe.shape[1:]).pe)
+    return seeded(network, 1)
 
 
 def vae(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...] | None = None) -> PlainVAE:

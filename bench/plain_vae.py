@@ -127,10 +127,10 @@ class BenchVAE:
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        parts = (pixels.movedim(-1, 1) * 2 - 1).to(self.dtype).split(self.batch)
+        parts = (pixels.movedim(-1, 1) * 2 - 1).to(self.model.quant_conv.weight).split(self.batch)
         return torch.cat([self.model.encode(part)[:, :4].float() for part in parts])
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        parts = [self.model.decode(part).float() for part in latents.to(self.dtype).split(self.batch)]
+        parts = [self.model.decode(part).float() for part in latents.to(self.model.quant_conv.weight).split(self.batch)]
         return (torch.cat(parts) / 2 + 0.5).clamp_(0, 1).movedim(1, -1)

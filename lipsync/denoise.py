@@ -123,10 +123,11 @@ class BlockDenoiser:
         return [self._latents[lane, :, : len(block.audio)].transpose(0, 1).clone() for lane, block in enumerate(blocks)]
 
     def _fill(self, lane: int, block: Block) -> None:
-        frames = torch.arange(self.frames).clamp(max=len(block.audio) - 1)
-        for channels, latents in ((MASKED, block.masked), (REFERENCE, block.reference)):
-            self.session.sample[:, lane, channels] = latents[frames.to(latents.device)].transpose(0, 1).to(self.session.sample)
-        self.session.audio[lane] = block.audio[frames.to(block.audio.device)].to(self.session.audio)
+        sample, count = self.session.sample[:, lane].movedim(2, 1), len(block.audio)  # [halves,F,13,h,w], and how many frames there are
+        pairs = (sample[:, :, MASKED], block.masked), (sample[:, :, REFERENCE], block.reference), (self.session.audio[lane][None], block.audio)
+        for target, source in pairs:
+            target[:, :count].copy_(source, non_blocking=True)
+            target[:, count:].copy_(target[:, count - 1 : count])
 
     def _advance(self) -> None:
         for mine, theirs in zip(self._noise, self.session.noise(self._index, self._reporter.check), strict=True):

@@ -68,7 +68,7 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm, *, shift: Tensor | None = None, ta
     """Layer norm of x + `shift` [C] over the last dimension, then plus `table` [F,C], the positions of the frames, for x [rows,F,P,C]."""
     if kernels := _kernels(x):
         return kernels.layer_norm(x.contiguous(), norm, shift, table)
-    x = x if shift is None else (x + shift).to(x.dtype)
+    x = x if shift is None else x + shift.to(x.dtype)
     y = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return y if table is None else y + table[:, None]
 
@@ -77,6 +77,10 @@ def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A linear layer [...,K] -> [...,2M], then its first half times the GELU (by erf) of its second: [...,M]."""
     if kernels := _kernels(x):
         return kernels.geglu(x.contiguous(), weight, bias)
+    if _is_half(x):  # two products, for the sake of contiguous halves: PyTorch is slow on the others
+        (value_weight, gate_weight), (value_bias, gate_bias) = weight.chunk(2), bias.chunk(2)
+        gate = F.linear(x, gate_weight, gate_bias)
+        return F.linear(x, value_weight, value_bias).mul_(torch.ops.aten.gelu_(gate))
     value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
     return value * F.gelu(gate)
 

@@ -17,6 +17,7 @@ SOURCE = (
 )
 WHAT = "the VAE"
 CELL = 8  # pixels per latent pixel
+BATCH = 4  # pictures at a time; more are hardly faster (docs/performance.md)
 BYTES_PER_PIXEL = 2600  # that decoding in half precision needs at most, by the plain way; the fast way of `vae_fast` needs half of that
 FOLDER_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers' names before 0.15
@@ -26,7 +27,7 @@ class DiffusersVAE:
     """encode: pixels [N,H,W,3] in 0..1 -> unscaled latents [N,4,H/8,W/8], the posterior's mode. decode: back. float32, on its device.
 
     model: a diffusers AutoencoderKL, on its device and in its dtype. batch: pictures at a time, which bounds the memory; None: 4, or on a
-    GPU as many of up to 8 as its free memory holds.
+    GPU with little free memory fewer.
     """
 
     def __init__(self, model, batch: int | None = None):
@@ -84,8 +85,8 @@ class DiffusersVAE:
         if self.batch is not None:
             return self.batch
         if self.model.device.type != "cuda":
-            return 4
-        return max(1, min(8, int(free_memory(self.model.device) / 2 / (area.numel() * enlarged**2 * BYTES_PER_PIXEL))))
+            return BATCH
+        return max(1, min(BATCH, int(free_memory(self.model.device) / 2 / (area.numel() * enlarged**2 * BYTES_PER_PIXEL))))
 
     def _encoded(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.model.encode((pixels * 2 - 1).to(self.model.device, self.dtype)).latent_dist.parameters.float()

@@ -105,7 +105,8 @@ class TorchSession(Session):
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if not self.runner.graph:
             return step
-        with torch.cuda.device(self.runner.spec.device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        # cuDNN's benchmark mode is left alone: it gains nothing here, and its choice may differ from run to run (docs/performance.md).
+        with torch.cuda.device(self.runner.spec.device):
             stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
