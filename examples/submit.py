@@ -106,8 +106,10 @@ class Client:
         """-> the prompt's id. Raises JobError with the server's reasons, node by node, when it refuses the workflow."""
         async with self.session.post(f"{self.server}/prompt", json={"prompt": workflow, "client_id": self.client_id}) as answer:
             content = await answer.json(content_type=None)
-            if answer.status == 200:
-                return content["prompt_id"]
+        if answer.status == 200 and not content.get("node_errors"):
+            return content["prompt_id"]
+        if answer.status == 200:  # one output is wrong, another is fine: ComfyUI would work for that one alone
+            await self.cancel(content["prompt_id"])
         raise JobError(refusal(content, workflow))
 
     async def run(self, workflow: dict, show: Bar) -> dict:
@@ -193,7 +195,7 @@ def refusal(content: dict, workflow: dict) -> str:
     error = content.get("error") or {}
     if isinstance(error, str):
         return error
-    if error.get("type") in ("invalid_prompt", "missing_node_type") or not content.get("node_errors"):
+    if not content.get("node_errors"):  # a node class that the server does not have, say
         return f"the server refuses the workflow: {error.get('message', content)} {error.get('details', '')}".strip()
     lines = ["the server refuses the workflow:"]
     for node, found in content["node_errors"].items():

@@ -37,6 +37,11 @@ class LatentSyncRestore(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, output):
+        """ComfyUI 0.3.75 does not hold a V3 node's choices against their list."""
+        return output in OUTPUTS or f"{output!r} is none of {', '.join(OUTPUTS)}"
+
+    @classmethod
     def execute(cls, faces, crops, audio, output, crf) -> io.NodeOutput:
         progress, device = NodeProgress(), get_torch_device()
         video = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[0]!r} or {OUTPUTS[2]!r} to get a video.")

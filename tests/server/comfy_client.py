@@ -11,6 +11,7 @@ import av
 import comfyui
 import numpy as np
 import requests
+from PIL import Image
 
 JOB_SECONDS = 300  # a prompt that takes longer fails the test
 
@@ -33,7 +34,7 @@ class Finished:
 
 
 class Refused(Exception):
-    """/prompt answered 400; the argument is its JSON."""
+    """/prompt found something wrong with the workflow; the argument is its JSON."""
 
 
 class Comfy:
@@ -58,9 +59,18 @@ class Comfy:
     def post(self, route: str, content: dict) -> None:
         requests.post(self.url + route, json=content, timeout=60).raise_for_status()
 
+    def cancel(self, prompt_id: str | None) -> None:
+        """Take a prompt out of the queue, or interrupt it if it runs."""
+        if prompt_id:
+            self.post("/queue", {"delete": [prompt_id]})
+            self.post("/interrupt", {"prompt_id": prompt_id})
+
     def forget(self) -> None:
         """Drop every cached output, so that the next prompt executes all its nodes."""
         self.post("/free", {"unload_models": True, "free_memory": True})
+        # a prompt that comes at once may still be served from the cache; after this one, it is empty for sure
+        image = {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}
+        self.run({"1": image, "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}})
 
     def run(self, workflow: dict, on_event: Callable[[str, dict], None] | None = None) -> Finished:
         """Queue the API-form workflow and wait for its end. `on_event(kind, data)` hears every message of this prompt on the way.
@@ -78,8 +88,9 @@ class Comfy:
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{self.url}/ws?clientId={client_id}", max_msg_size=0) as socket:
             async with session.post(f"{self.url}/prompt", json={"prompt": workflow, "client_id": client_id}) as answer:
                 content = await answer.json()
-                if answer.status != 200:
-                    raise Refused(content)
+            if answer.status != 200 or content["node_errors"]:  # 200 with errors: it runs those outputs that are right
+                self.cancel(content.get("prompt_id"))
+                raise Refused(content)
             prompt_id = content["prompt_id"]
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.TEXT:
@@ -121,6 +132,19 @@ def patch(workflow: dict, changes: dict[str, object]) -> dict:
         class_type, name = target.split(".")
         workflow[only(workflow, class_type)]["inputs"][name] = value
     return workflow
+
+
+def as_images(workflow: dict) -> dict:
+    """A copy whose result is saved as pictures without loss instead of as a video."""
+    workflow = patch(workflow, {"LatentSyncRestore.output": "images"})
+    images = [only(workflow, "LatentSyncRestore"), 1]
+    workflow[only(workflow, "SaveVideo")] = {"class_type": "SaveImage", "inputs": {"images": images, "filename_prefix": "frames"}}
+    return workflow
+
+
+def pictures_of(paths: list[Path]) -> np.ndarray:
+    """What SaveImage saved: uint8 RGB [N,H,W,3]."""
+    return np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
 
 
 def frames_of(path: Path) -> np.ndarray:

@@ -20,6 +20,7 @@ def load(root, name):
 SNAPSHOT = '''
 def snapshot():
     import gc, locale, logging, os, random, signal, sys, tempfile, threading, warnings
+    import cv2  # which adds to LD_LIBRARY_PATH itself, whoever imports it
     import numpy, torch
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     state = {

@@ -1,4 +1,5 @@
 """examples/submit.py as a user runs it, against a real server."""
+import json
 import os
 import signal
 import subprocess
@@ -41,9 +42,17 @@ def test_submit_fetches_the_clip(comfy, clip, speech, tmp_path):
 
 
 def test_submit_says_what_the_server_refuses(comfy, clip, speech, tmp_path):
-    done = submit(comfy, tmp_path, "--video", clip, "--audio", speech, "--model", "absent.pt", "--set", "LatentSyncDenoise.steps=1000")
+    done = submit(comfy, tmp_path, "--video", clip, "--audio", speech, "--set", "LatentSyncDenoise.steps=1000")
     assert done.returncode == 1
-    assert "absent.pt" in done.stderr and "steps" in done.stderr and "Traceback" not in done.stderr
+    assert "LatentSyncDenoise: " in done.stderr and "steps" in done.stderr and "Traceback" not in done.stderr
+    # one output is wrong and another is right: ComfyUI would do the right one
+    workflow = json.loads((ROOT / "examples" / "lipsync.api.json").read_text(encoding="utf-8"))
+    workflow["image"] = {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}
+    workflow["preview"] = {"class_type": "PreviewImage", "inputs": {"images": ["image", 0]}}
+    (tmp_path / "both.json").write_text(json.dumps(workflow), encoding="utf-8")
+    options = ["--workflow", "both.json", "--video", clip, "--audio", speech, "--set", "LatentSyncDenoise.steps=1000"]
+    done = submit(comfy, tmp_path, *options)
+    assert done.returncode == 1 and "steps" in done.stderr, done.stderr
 
 
 def test_submit_says_what_a_node_reports(comfy, speech, tmp_path):
