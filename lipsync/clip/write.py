@@ -1,11 +1,13 @@
 """Writing a clip as it is made: one encode, one file, and no file unless it is whole."""
 import contextlib
+import glob
 import io
 import logging
 import os
 import queue
 import secrets
 import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 _FORMATS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska"}
 _IN_HARDWARE = ("h264_nvenc", "h264_videotoolbox", "h264_mf", "h264_amf", "h264_qsv")
 ENCODERS = ("libx264", *_IN_HARDWARE, "libopenh264", "mpeg4")  # best picture for its size first; hardware has to prove that it is there
+_STALE_SECONDS = 86400
 _WAITING_FRAMES = 4  # that encoding may lag behind before `write` waits
 
 
@@ -37,6 +40,7 @@ class ClipWriter:
     audio       AUDIO {"waveform": [1,C,T], "sample_rate"}: AAC at its own rate and channels. A media file (path, BytesIO): its sound track
                 copied bit for bit where the container takes it, else encoded. As long as the pictures in the end: cut, and an AUDIO that
                 is shorter is filled up with silence. None: a silent film.
+    lossless    an AUDIO, or a track that the container does not take, is written as FLAC (in .mov ALAC): exact up to 24 bits
     crf         quality, 0 (lossless) to 51; 18 is hard to tell from the source
     look        colour tags and pixel shape of the source (`clip.look`); BT.709 by default
     encoder     "auto" takes the first that works of ENCODERS; a name prefers that one
@@ -47,7 +51,7 @@ class ClipWriter:
     """
 
     def __init__(self, path, width: int, height: int, rate, audio=None, crf: float = 18, *,
-                 look: Look | None = None, encoder: str = "auto", preset: str = "medium"):
+                 look: Look | None = None, encoder: str = "auto", preset: str = "medium", lossless: bool = False):
         self.path = Path(path).absolute()
         self.format = _FORMATS.get(self.path.suffix.lower())
         if self.format is None:
@@ -57,7 +61,7 @@ class ClipWriter:
         self.width, self.height, self.rate = int(width), int(height), as_rate(rate)
         self.frames_written = 0
         self._audio = Media.of(audio) if isinstance(audio, (str, os.PathLike, io.BytesIO)) else audio
-        self._crf, self._preset, self._encoder, self._look = crf, preset, encoder, look or Look()
+        self._crf, self._preset, self._encoder, self._look, self._lossless = crf, preset, encoder, look or Look(), lossless
         self._partial = self.path.with_name(f"{self.path.stem[:40]}.{secrets.token_hex(4)}.part")  # the name may be as long as names may be
         self._container = self._sound = self._error = None
         self._abandoned = self._finished = False
@@ -69,6 +73,7 @@ class ClipWriter:
             if self.path.parent.is_file():
                 raise MediaError(f"cannot write {self.path}: {self.path.parent} is a file, not a folder")
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_stale()
             self._partial.open("xb").close()  # the system's own words when the folder cannot be written
             self._open()
         except BaseException as error:
@@ -144,6 +149,13 @@ class ClipWriter:
         with contextlib.suppress(OSError):
             self._partial.unlink(missing_ok=True)
 
+    def _remove_stale(self) -> None:
+        """What processes that were killed left of earlier tries, a day ago or more."""
+        for path in self.path.parent.glob(f"{glob.escape(self.path.stem[:40])}.{'[0-9a-f]' * 8}.part"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+
     def _close_files(self) -> None:
         container, self._container = self._container, None
         try:
@@ -172,9 +184,9 @@ class ClipWriter:
             if CopiedSound.possible(self._audio, self.format):
                 self._sound = CopiedSound(self._container, self._audio)
             else:
-                self._sound = EncodedSound(self._container, read_audio(self._audio))
+                self._sound = EncodedSound(self._container, read_audio(self._audio), self._lossless)
         elif self._audio is not None:
-            self._sound = EncodedSound(self._container, self._audio)
+            self._sound = EncodedSound(self._container, self._audio, self._lossless)
 
     def _work(self) -> None:
         """The encoding thread. After an error it only empties the queue, so that `write` never waits for nobody."""
@@ -211,6 +223,11 @@ class ClipWriter:
             self._container.mux(packet)
 
 
+def copies_sound(source: str | os.PathLike | io.BytesIO, path: str | os.PathLike) -> bool:
+    """Whether the sound track of the file `source` can go into a clip at `path` bit for bit."""
+    return CopiedSound.possible(Media.of(source), _FORMATS.get(Path(path).suffix.lower(), "mp4"))
+
+
 def choose_encoder(wanted: str, width: int, height: int, rate: Fraction) -> str:
     """The encoder to use: `wanted` if it works here, else the first of ENCODERS that does. MediaError when none does."""
     if wanted != "auto" and wanted not in ENCODERS:
@@ -231,6 +248,7 @@ def choose_encoder(wanted: str, width: int, height: int, rate: Fraction) -> str:
 def _set_up(stream: av.VideoStream, name: str, width: int, height: int, crf: float, preset: str) -> None:
     stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
     if name == "libx264":
+        stream.codec_context.thread_type = "FRAME"  # PyAV's default, slices, gives another file every few runs
         stream.codec_context.options = {"crf": f"{crf:g}", "preset": preset}
     elif name == "h264_nvenc":
         stream.codec_context.options = {"rc": "vbr", "cq": f"{crf:g}", "preset": "p5"}
