@@ -11,7 +11,7 @@ from torch.nn.attention import sdpa_kernel
 from ..lipsync import denoise, ops, sampler, vae_fast
 from ..lipsync.runners import TorchRunner
 from ..lipsync.unet import UNetConfig
-from . import job, networks, reference
+from . import face, job, networks, reference
 from .measure import Row, apart, captured, disturbances, exact, milliseconds, peak
 
 GUIDANCE = 1.5
@@ -146,8 +146,12 @@ def vae(setup: Setup) -> Iterator[Row]:
 
 
 def faces(setup: Setup) -> Iterator[Row]:
-    """Aligning and restoring, a frame."""
-    yield from job.face_rows(setup.device, setup.size * 8)
+    """Aligning and restoring, a frame: on one core, and on a GPU several at a time."""
+    for device in dict.fromkeys(("cpu", setup.device.type)):
+        for row in face.align_rows(device) + face.restore_rows(device):
+            place = "one core" if device == "cpu" else "GPU"
+            note = f"face {row['face']} px" + (f", {row['psnr']:.0f} dB to OpenCV" if row["psnr"] is not None else "")
+            yield Row(f"{row['what']} a {row['frame']} frame, {place}", row["ms"], "ms", row["reach"], note=note)
 
 
 def clip(setup: Setup) -> Iterator[Row]:
