@@ -60,7 +60,7 @@ lint: $(INSTALLED)
 	@$(RUN) -m ruff check .
 
 test: lint $(FACE_MODELS)
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest -m "not slow and not gpu" --timeout 600
 
 clean:
 	rm -rf $(VENV) .cache build
