@@ -1,5 +1,6 @@
 """`python <this folder> run|build-engine|...`: the stages without ComfyUI."""
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def load_pack():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop cleans up as Ctrl-C does
     load_pack()
     from latentsync_rtx.commands import main
 

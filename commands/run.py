@@ -6,9 +6,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ..lipsync import audio, face, timeline, weights
+from ..lipsync import audio, face, folders, timeline, weights
 from ..lipsync.errors import MediaError
 from ..lipsync.pipeline import Job, run
+from ..lipsync.runners.choice import BACKENDS
+from ..lipsync.silence import SILENCES
 from .terminal import TerminalProgress
 
 HELP = "lip-sync one video to one speech"
@@ -16,6 +18,7 @@ DEFAULTS = Job(video=Path(), audio=Path(), out=Path())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    jobs = str(folders.jobs_dir()).replace("%", "%%")  # argparse formats what it is given
     parser.add_argument("--video", type=Path, required=True, help="the clip")
     parser.add_argument("--audio", type=Path, required=True, help="the new speech (a sound file, or a video with sound)")
     parser.add_argument("--out", type=Path, required=True, help="the MP4 to write")
@@ -36,8 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smooth", choices=face.SMOOTHINGS, default=DEFAULTS.smooth, help="of the alignment (default %(default)s)")
     parser.add_argument("--face-preview", type=Path, help="a PNG to write: where the face was found and lost")
     parser.add_argument("--windows", choices=audio.WINDOWS, default=DEFAULTS.windows, help="audio context (default %(default)s)")
+    parser.add_argument("--silence", choices=SILENCES, default=DEFAULTS.silence, help="what the mouth does in it (default %(default)s)")
+    parser.add_argument("--silence-db", type=float, default=DEFAULTS.silence_db, help="quieter than this is silence (default %(default)s)")
+    parser.add_argument("--backend", choices=BACKENDS, default=DEFAULTS.backend, help="what runs the network (default %(default)s)")
     parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the GPU if there is one)")
     parser.add_argument("--crf", type=int, default=DEFAULTS.crf, help="H.264 quality, lower is better (default %(default)s)")
+    parser.add_argument("--lossless", action="store_true", help="write sound that cannot be copied from its file as FLAC, not AAC")
+    parser.add_argument("--no-resume", dest="resume", action="store_false", help=f"do not keep finished blocks in {jobs}")
     parser.add_argument("--download", action="store_true", help="fetch missing model files from Hugging Face first")
 
 
@@ -49,7 +57,14 @@ def main(arguments: argparse.Namespace) -> int:
     with TerminalProgress() as progress:
         if arguments.download:
             weights.download(job.model, progress=progress)
-        result = run(job, progress=progress)
+        try:
+            result = run(job, progress=progress)
+        except KeyboardInterrupt:
+            if not job.resume:
+                raise
+            progress.close()
+            sys.stderr.write("stopped; the same command goes on from the last finished block\n")
+            return 130
     sys.stdout.write(f"{result.summary}\n{result.path}\n")
     return 0
 

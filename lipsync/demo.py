@@ -59,6 +59,7 @@ class LinearVAE:
     """
 
     dtype = torch.float32
+    identity = "LinearVAE 1"  # what its results depend on, see `journal.vae_identity`
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """[N,H,W,3] in 0..1 -> unscaled latents [N,4,H/8,W/8], of the size that SD 1.5's have."""

@@ -6,12 +6,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import audio, denoise, face, folders, restore, timeline, vae, weights
-from .clip import open_clip, read_audio
+from . import audio as audio_stage
+from . import budget, denoise, face, folders, restore, sound, timeline, vae, weights
+from .clip import copies_sound, open_clip, read_audio
 from .errors import AudioError, MediaError
 from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
+from .journal import Journal
 from .progress import Progress, silent
-from .runners import TorchRunner
+from .runners.base import Runner
+from .runners.choice import AUTO
+from .runners.pool import runner_for
+from .silence import with_silence
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,10 @@ class Job:
     model: name of a checkpoint; None takes the first one found.
     face: which one, see `face.align_clip`. face_preview: a PNG to write that shows where it was found.
     work_rate: frames a second of the work and of the result; None keeps the clip's own.
-    device: torch device name; None takes the GPU if there is one.
+    backend: see `runners.choice`. device: torch device name; None takes the GPU if there is one.
+    silence, silence_db: what the mouth does in silence, and what that is, see `silence.with_silence`.
+    lossless: write sound that cannot be copied from its file as FLAC instead of AAC.
+    resume: keep finished blocks in `folders.jobs_dir()` until the job is done, and go on from those that are there.
     """
 
     video: Path
@@ -47,6 +55,11 @@ class Job:
     windows: str = "overlapped"
     device: str | None = None
     crf: int = 18
+    backend: str = AUTO
+    silence: str = "off"
+    silence_db: float = audio_stage.THRESHOLD_DB
+    lossless: bool = False
+    resume: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,43 +70,91 @@ class Result:
     summary: str
 
 
-def run(job: Job, progress: Progress = silent) -> Result:
+@dataclass(frozen=True)
+class Parts:
+    """What to use instead of what the job would load for itself: a caller with many jobs loads it once. A runner given stays loaded."""
+
+    runner: Runner | None = None
+    vae: object | None = None
+    encoder: audio_stage.WhisperEncoder | None = None
+    detector: face.Detector | None = None
+
+
+def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Result:
     """Run every stage of `job`. What can be refused without work is refused first.
 
     Raises the errors of the stages, all `LatentSyncError`; `job.out` is written under a partial name and renamed at the end.
     """
-    if not job.out.absolute().parent.is_dir():
+    parts, folder = parts or Parts(), job.out.absolute().parent
+    if not folder.is_dir():
         raise MediaError(f"the folder of {job.out} does not exist: create it, or choose another --out.")
     device = torch.device(job.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = weights.find_model(job.model)
-    sound = read_audio(job.audio)
-    if sound is None:
+    speech = read_audio(job.audio)
+    if speech is None:
         raise AudioError(f"{job.audio} has no sound: give a file with speech in it.")
+    seconds = sound.check(speech).seconds
     clip = open_clip(job.video, rate=job.work_rate)
-    detector = face.load_detector(job.detector)
-    decoder = model.load_vae(path=job.vae, device=device)
+    side, frames = job.resolution or model.resolution, len(_plan(job, clip.frame_count, clip.rate, seconds))
+    temp, jobs = folders.temp_dir(), folders.jobs_dir() if job.resume else None
+    budget.require(
+        temp=temp,
+        side=side,
+        seconds=seconds,
+        aligned=clip.frame_count,
+        redrawn=frames,
+        jobs=jobs,
+        out={folder: budget.film(frames, clip.width, clip.height, float(frames / clip.rate), job.crf)},
+    )
+    detector = parts.detector or face.load_detector(job.detector)
+    decoder = parts.vae or model.load_vae(path=job.vae, device=device)
+    runner = parts.runner or runner_for(model, job.backend, device=device, resolution=side)
+    encoder = parts.encoder or model.load_whisper()
+    journal = Journal(jobs) if jobs else None
     with torch.inference_mode():
-        features = audio.extract(sound, model.load_whisper(), windows=job.windows, device=device, progress=progress)
+        features = audio_stage.extract(
+            speech, encoder, windows=job.windows, device=device, spool_folder=temp, progress=progress
+        )
         track = face.align_clip(
             clip,
             detector,
-            job.resolution or model.resolution,
+            side,
             choice=job.face,
             min_score=job.min_score,
             min_size=job.min_size,
             smooth=job.smooth,
             device=device,
-            spool_folder=folders.temp_dir(),
+            spool_folder=temp,
             progress=progress,
         )
         if job.face_preview is not None:
             track.write_preview(job.face_preview)
-        plan = timeline.build(len(track), clip.rate, features.seconds, length=job.length, extend=job.extend)
-        runner = TorchRunner(lambda: model.load_unet(device=device), device)
-        latents = denoise.denoise_clip(
-            runner, decoder, track, plan, features, steps=job.steps, guidance=job.guidance, seed=job.seed, progress=progress
-        )
-        runner.unload()
-        crops = vae.decode_crops(decoder, latents, track, plan, spool_folder=folders.temp_dir(), progress=progress)
-    path = restore.restore_clip(track, crops, features.audio, job.out, crf=job.crf, device=device, progress=progress)
-    return Result(path, f"{track.summary()} Model: {model.description}")
+        plan = with_silence(_plan(job, len(track), clip.rate, features.seconds), features, job.silence, job.silence_db)
+        try:
+            latents = denoise.denoise_clip(
+                runner,
+                decoder,
+                track,
+                plan,
+                features,
+                steps=job.steps,
+                guidance=job.guidance,
+                seed=job.seed,
+                journal=journal,
+                spool_folder=temp,
+                progress=progress,
+            )
+        finally:
+            if parts.runner is None:
+                runner.unload()
+        crops = vae.decode_crops(decoder, latents, track, plan, spool_folder=temp, progress=progress)
+    voice = job.audio if copies_sound(job.audio, job.out) else features.audio
+    path = restore.restore_clip(track, crops, voice, job.out, crf=job.crf, device=device, progress=progress, lossless=job.lossless)
+    if journal:
+        journal.discard()
+    notes = [track.summary(), f"Model: {model.description}", runner.model and runner.model.resolution_warning(side)]
+    return Result(path, " ".join(filter(None, notes)))
+
+
+def _plan(job: Job, frames: int, rate: Fraction, seconds: float) -> timeline.Timeline:
+    return timeline.build(frames, rate, seconds, length=job.length, extend=job.extend)

@@ -8,6 +8,7 @@ import av
 import numpy as np
 import torch
 
+from . import mapped
 from .errors import AudioError
 from .progress import unchecked
 
@@ -15,7 +16,7 @@ RATE = 16000  # Hz, what Whisper hears
 MAX_CHANNELS = 32  # more "channels" than this are samples in the wrong place of the shape
 MAX_PEAK = 100.0  # float audio is -1..1; a peak this high is integer audio that nobody scaled
 CHUNK_SECONDS = 10
-_INTEGER = {torch.int16: (0, 2**15), torch.int32: (0, 2**31), torch.uint8: (128, 2**7), torch.int8: (0, 2**7)}  # (zero, full scale)
+INTEGER = {torch.int16: (0, 2**15), torch.int32: (0, 2**31), torch.uint8: (128, 2**7), torch.int8: (0, 2**7)}  # (zero, full scale)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def mono_16k(sound: Sound, check: Callable[[], None] = unchecked) -> torch.Tenso
 
 def _two_dimensional(waveform: torch.Tensor) -> torch.Tensor:
     shape = tuple(waveform.shape)
-    if waveform.is_complex() or not (waveform.is_floating_point() or waveform.dtype in _INTEGER):
+    if waveform.is_complex() or not (waveform.is_floating_point() or waveform.dtype in INTEGER):
         raise AudioError(f"audio samples are floats or 8, 16 or 32 bit integers, but these are {waveform.dtype} (shape {shape}).")
     if waveform.ndim == 3 and shape[0] > 1:
         raise AudioError(f"the waveform has shape {shape}: a batch of {shape[0]} sounds. Choose one of them; a face can speak only one.")
@@ -90,10 +91,11 @@ def _sample_rate(value) -> int:
 
 
 def _mono(sound: Sound) -> Iterator[np.ndarray]:
-    zero, scale = _INTEGER.get(sound.waveform.dtype, (0, 1))
+    zero, scale = INTEGER.get(sound.waveform.dtype, (0, 1))
     step = sound.rate * CHUNK_SECONDS
     for start in range(0, sound.waveform.shape[1], step):
         piece = (sound.waveform[:, start : start + step].to("cpu", torch.float32) - zero) / scale
+        mapped.release(sound.waveform)
         peak = piece.abs().max().item()
         if not math.isfinite(peak):
             raise AudioError(f"the audio holds NaN or infinity between {start / sound.rate:.0f} s and {(start + step) / sound.rate:.0f} s.")

@@ -10,7 +10,10 @@ import av
 import numpy as np
 import torch
 
+from .. import mapped
 from ..errors import AudioError, MediaError, ShapeError
+from ..folders import temp_dir
+from ..sound import INTEGER
 from .media import Media, picture_stream, reason, sound_stream
 
 log = logging.getLogger(__name__)
@@ -19,6 +22,7 @@ _GAP = 0.015  # seconds between two packets: less than any coder's packet, more 
 _OFFSET = 0.01  # seconds between the starts of sound and pictures that nobody sees
 _LONGEST_OFFSET = 60.0  # seconds: more is a broken clock
 _SILENCE = 600.0  # seconds: a longer gap is a broken clock too
+_RELEASE = 1 << 18  # samples between two releases of a waveform in a file
 _AAC_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1(back)", 8: "7.1"}
 # What players take in each container, by FFmpeg's codec names.
@@ -34,7 +38,8 @@ def read_audio(source: "str | os.PathLike | io.BytesIO | Media") -> dict | None:
     """The first sound track as ComfyUI's AUDIO {"waveform": float32 [1, channels, samples], "sample_rate": int}; None when there is none.
 
     Sample 0 is the moment of the first picture, when the file has pictures: a track that starts later gets silence in front, one that
-    starts earlier is cut, and holes are filled with silence, so the sound stays where it belongs. Raises MediaError.
+    starts earlier is cut, and holes are filled with silence, so the sound stays where it belongs. A long one is in a file (see `mapped`).
+    Raises MediaError.
     """
     media = Media.of(source)
     with media.open() as container:
@@ -42,27 +47,70 @@ def read_audio(source: "str | os.PathLike | io.BytesIO | Media") -> dict | None:
         if stream is None:
             return None
         start = _start_of_pictures(container)
-        rate, blocks, begun, end = 0, [], 0.0, None
+        rate, track, begun, end = 0, None, 0.0, None
         for frame in _in_one_format(_decoded(media, container, stream)):
             rate = frame.sample_rate
             samples = _as_float(frame)
             time = frame.time if frame.time is not None else end or 0.0
-            if end is None:
+            if track is None:
                 begun = time
+                track = _Samples(len(samples), round(_duration(container, stream) * rate))
+                lead = begun - start if start is not None else 0.0
+                if _OFFSET < lead < _LONGEST_OFFSET:
+                    track.skip(round(lead * rate))
             elif _GAP < time - end < _SILENCE:
-                blocks.append(np.zeros((len(samples), round((time - end) * rate)), np.float32))
-            blocks.append(samples)
+                track.skip(round((time - end) * rate))
+            track.append(samples)
             end = time + samples.shape[1] / rate
-    if not blocks:
+    if track is None:
         log.warning("%s has a sound track without sound", media.name)
         return None
-    lead = begun - start if start is not None else 0.0
-    if _OFFSET < lead < _LONGEST_OFFSET:
-        blocks.insert(0, np.zeros((len(blocks[0]), round(lead * rate)), np.float32))
-    waveform = torch.from_numpy(np.concatenate(blocks, axis=1))[None]
+    waveform = track.whole()
     if -_LONGEST_OFFSET < lead < -_OFFSET:
         waveform = waveform[..., round(-lead * rate):]
     return {"waveform": waveform, "sample_rate": rate}
+
+
+class _Samples:
+    """A waveform that grows, float32 [channels, samples]; `expected` is about how long it will be."""
+
+    def __init__(self, channels: int, expected: int):
+        self._buffer = mapped.zeros((channels, max(expected, 1)), folder=temp_dir())
+        self._length = 0
+
+    def skip(self, count: int) -> None:
+        """Silence."""
+        self._make_room(count)
+        self._length += count
+
+    def append(self, samples: np.ndarray) -> None:
+        self._make_room(samples.shape[1])
+        self._buffer[:, self._length:self._length + samples.shape[1]] = torch.from_numpy(np.ascontiguousarray(samples))
+        if self._length // _RELEASE != (self._length + samples.shape[1]) // _RELEASE:
+            mapped.release(self._buffer)
+        self._length += samples.shape[1]
+
+    def whole(self) -> torch.Tensor:
+        """[1, channels, samples]"""
+        return self._buffer[None, :, :self._length]
+
+    def _make_room(self, count: int) -> None:
+        size = self._buffer.shape[1]
+        if self._length + count <= size:
+            return
+        larger = mapped.zeros((len(self._buffer), max(self._length + count, size + size // 4 + _RELEASE)), folder=temp_dir())
+        for part in range(0, self._length, _RELEASE):
+            larger[:, part:min(part + _RELEASE, size)] = self._buffer[:, part:part + _RELEASE]
+            mapped.release(self._buffer)
+            mapped.release(larger)
+        self._buffer = larger
+
+
+def _duration(container, stream) -> float:
+    """Seconds, about; a minute when the file does not say."""
+    if stream.duration:
+        return float(stream.duration * stream.time_base) + 1
+    return container.duration / av.time_base + 1 if container.duration else 60.0
 
 
 def _start_of_pictures(container) -> float | None:
@@ -111,22 +159,27 @@ def _as_float(frame: av.AudioFrame) -> np.ndarray:
 
 
 class EncodedSound:
-    """AUDIO as an AAC track. Samples are converted a second at a time; the waveform is never copied whole."""
+    """AUDIO as an AAC track, or losslessly in 24 bits: FLAC, in QuickTime files ALAC. Samples are converted a second at a time; the
+    waveform is never copied whole."""
 
-    def __init__(self, container: av.container.OutputContainer, audio: dict):
+    def __init__(self, container: av.container.OutputContainer, audio: dict, lossless: bool = False):
         self._samples, self._rate = _waveform_of(audio)
         channels = len(self._samples) if len(self._samples) in _LAYOUTS else 1
         if channels != len(self._samples):
-            log.warning("the sound has %d channels, written as their mean: AAC has 8 at most", len(self._samples))
+            log.warning("the sound has %d channels, written as their mean: 8 at most are possible", len(self._samples))
         self._layout = _LAYOUTS[channels]
+        self._done, self._convert, self._form = 0, None, "fltp"
+        if lossless:
+            codec, self._form = ("alac", "s32p") if container.format.name == "mov" else ("flac", "s32")
+            self.stream = container.add_stream(codec, rate=self._rate, layout=self._layout)
+            self.stream.codec_context.format = self._form
+            return
         rate = min((rate for rate in _AAC_RATES if rate >= self._rate), default=_AAC_RATES[-1])
-        self._convert = None
         if rate != self._rate:
             log.info("AAC has no %d Hz: the sound is written at %d Hz", self._rate, rate)
             self._convert = av.AudioResampler("fltp", self._layout, rate)
         # 96 kbit/s a channel is transparent at 44.1 and 48 kHz; AAC cannot fill more than about 5 bits a sample
         self.stream = container.add_stream("aac", rate=rate, layout=self._layout, bit_rate=min(96_000, 4 * rate) * channels)
-        self._done = 0
 
     def until(self, seconds: Fraction) -> Iterator[av.Packet]:
         """The packets up to `seconds`; silence after the end of the waveform."""
@@ -146,11 +199,17 @@ class EncodedSound:
     def _encode(self, end: int) -> Iterator[av.Packet]:
         block = torch.zeros(len(self._samples), end - self._done)
         piece = self._samples[:, self._done:end]
-        block[:, :piece.shape[1]] = piece.float() / (1 if piece.is_floating_point() else -torch.iinfo(piece.dtype).min)
+        zero, scale = INTEGER.get(piece.dtype, (0, 1))
+        block[:, :piece.shape[1]] = (piece.float() - zero) / scale
+        mapped.release(self._samples)
         if len(block) not in _LAYOUTS:
             block = block.mean(0, keepdim=True)
         block = block.nan_to_num(0.0).clamp(-1, 1).contiguous().numpy()
-        frame = av.AudioFrame.from_ndarray(block, format="fltp", layout=self._layout)
+        if self._form != "fltp":
+            block = (block * 2.0**23).round().clip(-(2**23), 2**23 - 1).astype(np.int32) << 8
+        if self._form == "s32":
+            block = np.ascontiguousarray(block.T).reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(block, format=self._form, layout=self._layout)
         frame.sample_rate, frame.pts, frame.time_base = self._rate, self._done, Fraction(1, self._rate)
         self._done = end
         for converted in self._convert.resample(frame) if self._convert else (frame,):
