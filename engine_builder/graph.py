@@ -22,6 +22,8 @@ from . import weight_file
 OPSET = 23  # the first with Attention as one operator
 INPUTS, OUTPUT = ("sample", "timestep", "audio"), "noise"
 ROOT = "network."  # what the tracer puts before the names of weights
+TABLE = "time_embedding.table"
+TIMESTEPS = 1000  # of the training schedule
 
 
 def export(
@@ -47,6 +49,7 @@ def export(
         network = LatentSyncUNet(config).eval().requires_grad_(False).to("meta", dtype)
         inputs = example(config, resolution=resolution, frames=frames, batch=batch, dtype=dtype)
     places = weight_file.layout(network.state_dict())
+    waves = _tabulate_waves(network, dtype)
     with torch.no_grad(), _group_norm_as_operator():
         traced = torch.export.export(_Evaluation(network), inputs, strict=False)
         report(0.3)
@@ -65,6 +68,7 @@ def export(
     weights = {name: value for name, value in model.graph.initializers.items() if name.startswith(ROOT)}
     for value in weights.values():
         value.dtype, value.shape, value.const_value = value.const_value.dtype, value.const_value.shape, None  # nothing to fold into others
+    weights.pop(ROOT + TABLE).const_value = onnx_ir.tensor(waves.numpy())
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
     for name, value in weights.items():
@@ -98,6 +102,19 @@ class _Evaluation(nn.Module):
 
     def forward(self, sample: Tensor, timestep: Tensor, audio: Tensor) -> Tensor:
         return self.network(sample, timestep, audio)
+
+
+def _tabulate_waves(network: LatentSyncUNet, dtype: torch.dtype) -> Tensor:
+    """The network looks the waves of its time embedding up in a buffer, whose contents are given back: [1000, width].
+
+    They are of angles up to 999, where a kernel made for speed has no exact cosine.
+    """
+    embedding = network.time_embedding
+    with torch.device("cpu"), Uninitialised():
+        waves = type(embedding)(embedding.linear_1.in_features).to(dtype).waves(torch.arange(TIMESTEPS))
+    embedding.register_buffer("table", waves.to("meta"))
+    embedding.waves = lambda timesteps: embedding.table.index_select(0, timesteps)
+    return waves.detach()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ..errors import EngineError
 
 FORMAT = 1
-EXPORT_REVISION = 1  # raise it with every change of engine_builder/graph.py that changes what an engine computes
+EXPORT_REVISION = 2  # raise it with every change of engine_builder/graph.py that changes what an engine computes
 HEADER_BYTES = 64  # of a plan: all that its validity check needs
 PORTABLE, THIS_GPU = "portable", "gpu"
 SUPPORTED = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT-RTX 1.7 builds for

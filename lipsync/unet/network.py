@@ -21,12 +21,15 @@ class TimeEmbedding(nn.Module):
         self.linear_2 = nn.Linear(4 * width, 4 * width)
 
     def forward(self, timesteps: Tensor) -> Tensor:
-        """Timesteps [T] -> [T, 4*width]: cosines, then sines, of geometrically falling frequencies, through two linear layers."""
+        """Timesteps [T] -> [T, 4*width]: their waves through two linear layers."""
+        return self.linear_2(F.silu(self.linear_1(self.waves(timesteps))))
+
+    def waves(self, timesteps: Tensor) -> Tensor:
+        """Timesteps [T] -> [T, width]: cosines, then sines, of geometrically falling frequencies."""
         half = self.linear_1.in_features // 2
         frequencies = torch.exp(torch.arange(half, device=timesteps.device, dtype=torch.float32) * (-math.log(10000.0) / half))
         angles = timesteps.float()[:, None] * frequencies
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)
-        return self.linear_2(F.silu(self.linear_1(waves)))
+        return torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)
 
 
 class LatentSyncUNet(nn.Module):

@@ -1,4 +1,6 @@
 """The exported graph computes what the network computes: onnxruntime against PyTorch."""
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-TINY = UNetConfig(block_out_channels=(32, 32, 64, 64), layers_per_block=1)
+TINY = UNetConfig(block_out_channels=(32, 64), layers_per_block=1)  # every kind of layer, few nodes: exporting takes as long as the graph is
 COSINE = {torch.float32: 0.999999, torch.float16: 0.99999}
 
 
@@ -36,12 +38,11 @@ def test_the_graph_is_the_network(tmp_path, network, dtype, batch, frames):
     for step in (1, 999):
         timestep = torch.tensor([step])
         (found,) = session.run(["noise"], {"sample": sample.numpy(), "timestep": timestep.numpy(), "audio": audio.numpy()})
-        expected = network.to(dtype)(sample, timestep, audio).float()
-        network.float()
+        expected = copy.deepcopy(network).to(dtype)(sample, timestep, audio).float()
         assert found.shape == expected.shape and found.dtype == (np.float32 if dtype == torch.float32 else np.float16)
         one, other = torch.from_numpy(found).double().flatten(), expected.double().flatten()
         assert torch.dot(one, other) / (one.norm() * other.norm()) >= COSINE[dtype]
-        assert (one - other).abs().max() < (1e-4 if dtype == torch.float32 else 0.03) * other.abs().max()
+        assert (one - other).abs().max() < (1e-5 if dtype == torch.float32 else 0.03) * other.abs().max()
 
 
 def test_the_graph_itself_is_small_and_holds_every_weight_by_reference(tmp_path, network):
@@ -54,6 +55,7 @@ def test_the_graph_itself_is_small_and_holds_every_weight_by_reference(tmp_path,
     assert path.stat().st_size < 4 << 20
     kinds = {node.op_type for node in model.graph.node}
     assert {"Attention", "GroupNormalization", "LayerNormalization", "Conv"} <= kinds
+    assert not {"Sin", "Cos", "Exp"} & kinds  # of angles up to 999
     assert not any(kind.startswith(("Sequence", "SplitToSequence", "Loop", "If")) for kind in kinds)  # TensorRT-RTX has no sequences
 
 

@@ -66,7 +66,7 @@ out["made room for the runner"] = [runner.size_bytes > 0, len(listed()), len(man
 """,
     "a load that fails": """
 from latentsync_rtx.lipsync.errors import ModelFileError
-def fails(*_): raise ModelFileError("gone")
+def fails(*_, **__): raise ModelFileError("gone")
 POOL.forget()
 real, weights.LatentSyncModel.load_unet = weights.LatentSyncModel.load_unet, fails
 try:

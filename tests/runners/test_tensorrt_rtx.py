@@ -436,4 +436,4 @@ def test_the_manifest_stays_json(make):
     runner = make({"error": float("nan")}, parity={})
     with pytest.raises(EngineError):
         runner.load()
-    json.loads(runner.engine.path.with_suffix(".json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    json.loads(runner.engine.path.with_suffix(".json").read_text(), parse_constant=pytest.fail)
