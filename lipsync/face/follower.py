@@ -14,10 +14,12 @@ from .identity import CONTINUES, RESEMBLES, alike, choose, most_alike, nearest, 
 THUMB = (64, 36)  # px, what cuts are seen on
 CUT_SURE, CUT_LIKELY = 60.0, 15.0  # mean change in grey levels: a cut; a cut if the colours changed too and the shot was calmer before
 CUT_COLOURS = 0.2  # share of the pixels whose colour is new: cuts to other places have 0.6 and more, to another view of one 0.2, motion 0.1
+CUT_FORMS = 0.9  # correlation from which two frames are one picture under another light: a flash, a strobe
 CUT_JUMP = 3.0  # times the usual change of this shot
 SAME_PLACE = 0.3  # IoU of the mesh and a fresh find
 UNCONFIRMED = 2  # looks without a find after which a followed face is taken for lost
 PATIENCE = 25  # frames without the face after which, in the same shot, another may be chosen
+QUICK = 0.25  # sizes a frame from which following alone is not trusted: the mesh may stay behind and still be sure
 NOTEWORTHY = 0.1  # score below which a find is not worth a word
 LEARN = 0.05  # share of the newest picture in the remembered one
 # The nose's place, along and across the line of the brows, in units of their distance; beyond, the head is turned too far to align it.
@@ -38,6 +40,7 @@ class CutFinder:
             return False
         change = float(cv2.absdiff(thumb, last).mean())
         cut = change > CUT_SURE or (change > max(CUT_LIKELY, CUT_JUMP * self._usual) and _new_colours(last, thumb) > CUT_COLOURS)
+        cut = cut and _same_forms(last, thumb) < CUT_FORMS
         self._usual = 2.0 if cut else 0.9 * self._usual + 0.1 * change
         return cut
 
@@ -45,6 +48,13 @@ class CutFinder:
 def _new_colours(first, second):
     counts = [cv2.calcHist([thumb], [0, 1, 2], None, [6, 6, 6], [0, 256] * 3) for thumb in (first, second)]
     return 1 - float(np.minimum(*counts).sum()) / (THUMB[0] * THUMB[1])
+
+
+def _same_forms(first, second):
+    """Correlation of two thumbs in grey, 0 where one of them is even."""
+    first, second = (thumb.mean(2, dtype=np.float32) for thumb in (first, second))
+    first, second = first - first.mean(), second - second.mean()
+    return float((first * second).sum() / max(1.0, float(np.linalg.norm(first) * np.linalg.norm(second))))
 
 
 @dataclass
@@ -101,11 +111,14 @@ class Follower:
         face = self.detector.follow(frame, self._last)
         if face is None or self._refusal(face) or alike(patch(frame, face), self._patch) < CONTINUES:
             return None, True
-        if self._frame - self._checked < self.detect_every:
+        quick = np.hypot(*(face.centre - self._last.centre)) > QUICK * self._last.size
+        if self._frame - self._checked < self.detect_every and not quick:
             return face, False
         self._checked = self._frame
         finds = self._usable(self.detector.detect_near(frame, face, around=False))
         others = [find for find in finds if iou(face.box, find.box[None])[0] < SAME_PLACE]
+        if quick:  # the landmarks were pulled along from afar: those of a fresh look, or a search
+            return next((find for find in finds if find not in others), None), False
         self._unconfirmed = 0 if len(others) < len(finds) else self._unconfirmed + 1
         if self._unconfirmed >= UNCONFIRMED:
             return None, True

@@ -38,7 +38,8 @@ MESH_MARGIN = 1.5  # square around a face, in units of its longer side; MediaPip
 EYE_CORNERS = (33, 263)  # outer corners, picture left and right; their line is level in the crop
 LEFT_BROW, RIGHT_BROW = (70, 63, 105, 66, 107), (336, 296, 334, 293, 300)
 NOSE = (168, 197, 5, 4, 75, 97, 2, 326, 305)
-SETTLED = 0.15  # a crop that is further off the face it shows (shift in sides + log of size + radians of turn) is taken again
+SETTLED = 0.1  # a crop that is further off the face it shows (shift in sides + log of size + radians of turn) is taken again
+CLEAR = 0.9  # a face less sure than this may stand on its head: BlazeFace looks at it the other way up as well
 PASSES = 4
 SURE = 0.5  # a score of BlazeFace or FaceMesh below this is doubtful; a followed face is lost there
 
@@ -94,11 +95,11 @@ class MediaPipeDetector:
         kept = np.concatenate([kept[kept[:, 4] >= SURE][:MOST_FACES], kept[kept[:, 4] < SURE][:DOUBTFUL]])
         return _distinct([face for face in self._pool.map(partial(self._landmarks, frame), kept) if face is not None])
 
-    def _look(self, frame, windows):
-        """BlazeFace in each window -> [K,9]: box, score, both eyes; frame px."""
+    def _look(self, frame, windows, turn=0.0):
+        """BlazeFace in each window, seen upright or, with a `turn` of pi, on its head -> [K,9]: box, score, both eyes; frame px."""
         found = [np.empty((0, 9))]
         for x, y, side in windows:
-            view, back = square_crop(frame, (x, y), side, 0.0, VIEW)
+            view, back = square_crop(frame, (x, y), side, turn, VIEW)
             if view.std() < FLAT:
                 continue
             blob = cv2.dnn.blobFromImage(view, 1 / 127.5, (VIEW, VIEW), (127.5,) * 3)
@@ -113,11 +114,24 @@ class MediaPipeDetector:
             # BlazeFace counts from the view's edge, `back` from the middle of its first pixel.
             corners = np.concatenate([points[:, :1] - half, points[:, :1] + half, points[:, 1:]], 1) - 0.5
             spread = corners @ back[:, :2].T + back[:, 2]
-            rows = np.concatenate([spread[:, :2].reshape(-1, 4), scores[best, None], spread[:, 2:].reshape(-1, 4)], 1)
+            boxes = np.sort(spread[:, :2], 1).reshape(-1, 4)
+            rows = np.concatenate([boxes, scores[best, None], spread[:, 2:].reshape(-1, 4)], 1)
             found.append(rows[best_boxes(rows[:, :4], rows[:, 4], OVERLAP)])
         return np.concatenate(found)
 
     def _landmarks(self, frame, row):
+        face = self._fitted(frame, row)
+        if face is None or face.score < CLEAR:
+            box = row[:4]
+            side = NEAR_SIDE * math.sqrt(max(1.0, (box[2] - box[0]) * (box[3] - box[1])))
+            turned = self._look(frame, [(*(box[:2] + box[2:]) / 2, side)], turn=math.pi)
+            better = turned[turned[:, 4] > row[4]]
+            other = self._fitted(frame, better[np.argmax(better[:, 4])]) if len(better) else None
+            face = max((f for f in (face, other) if f is not None), key=lambda f: f.score, default=None)
+        return face
+
+    def _fitted(self, frame, row):
+        """The face for a row of `_look`, or None."""
         box, score, (left, right) = row[:4], row[4], row[5:].reshape(2, 2)
         side = MESH_MARGIN * max(box[2] - box[0], box[3] - box[1])
         face = self._meshed(frame, (box[:2] + box[2:]) / 2, side, _angle(left, right))
