@@ -3,6 +3,7 @@ import comfy.model_management
 from comfy_api.latest import io
 
 from ..lipsync import audio as audio_stage
+from ..lipsync import folders
 from . import sockets
 from .progress import NodeProgress
 
@@ -31,7 +32,9 @@ class LatentSyncAudioFeatures(io.ComfyNode):
     @classmethod
     def execute(cls, model, audio, windows) -> io.NodeOutput:
         device = comfy.model_management.get_torch_device()
-        features = audio_stage.extract(audio, model.load_whisper(), windows=windows, device=device, progress=NodeProgress())
+        features = audio_stage.extract(
+            audio, model.load_whisper(), windows=windows, device=device, spool_folder=folders.temp_dir(), progress=NodeProgress()
+        )
         return io.NodeOutput(features)
 
 

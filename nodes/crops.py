@@ -4,6 +4,7 @@ from comfy_api.latest import io
 from ..lipsync import folders
 from ..lipsync.crops import Crops
 from . import sockets
+from .progress import NodeProgress
 
 
 class LatentSyncCropsToImages(io.ComfyNode):
@@ -20,7 +21,7 @@ class LatentSyncCropsToImages(io.ComfyNode):
 
     @classmethod
     def execute(cls, crops) -> io.NodeOutput:
-        return io.NodeOutput(crops.to_images())
+        return io.NodeOutput(crops.to_images(folders.temp_dir(), NodeProgress()))
 
 
 class LatentSyncImagesToCrops(io.ComfyNode):
@@ -40,7 +41,7 @@ class LatentSyncImagesToCrops(io.ComfyNode):
 
     @classmethod
     def execute(cls, images, crops) -> io.NodeOutput:
-        return io.NodeOutput(Crops.from_images(images, like=crops, spool_folder=folders.temp_dir()))
+        return io.NodeOutput(Crops.from_images(images, like=crops, spool_folder=folders.temp_dir(), progress=NodeProgress()))
 
 
 NODES = [LatentSyncCropsToImages, LatentSyncImagesToCrops]

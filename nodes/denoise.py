@@ -1,7 +1,10 @@
 """LatentSyncDenoise: face crops and audio tokens -> latents with the new mouth."""
 from comfy_api.latest import io
 
-from ..lipsync import denoise, timeline
+from ..lipsync import budget, denoise, folders, timeline
+from ..lipsync.audio import THRESHOLD_DB
+from ..lipsync.journal import Journal
+from ..lipsync.silence import SILENCES, with_silence
 from . import memory, sockets
 from .progress import NodeProgress
 
@@ -39,22 +42,54 @@ class LatentSyncDenoise(io.ComfyNode):
                 io.Boolean.Input(
                     "release_runner", default=False, tooltip="Give the network's memory back before decoding: for small cards. It loads again when needed."
                 ),
+                io.Combo.Input(
+                    "silence",
+                    options=list(SILENCES),
+                    default=SILENCES[0],
+                    optional=True,
+                    tooltip="'off': the mouth follows breath and noise too. 'rest': it hears perfect silence there. 'keep': it is the clip's own.",
+                ),
+                io.Float.Input(
+                    "silence_db", default=THRESHOLD_DB, min=-120.0, max=0.0, step=1.0, optional=True, tooltip="Sound quieter than this is silence."
+                ),
+                io.Boolean.Input(
+                    "resume",
+                    default=True,
+                    optional=True,
+                    tooltip="Keep finished blocks on disk until the clip is restored: a job that was cancelled or died goes on from there.",
+                ),
             ],
             outputs=[io.Latent.Output(display_name="latent")],
         )
 
     @classmethod
-    def execute(cls, runner, faces, audio, vae, seed, steps, guidance, length, extend, release_runner) -> io.NodeOutput:
+    def execute(
+        cls, runner, faces, audio, vae, seed, steps, guidance, length, extend, release_runner, silence="off", silence_db=THRESHOLD_DB, resume=True
+    ) -> io.NodeOutput:
         plan = timeline.build(len(faces), faces.clip.rate, audio.seconds, length=length, extend=extend)
+        plan = with_silence(plan, audio, silence, silence_db)
+        temp, jobs = folders.temp_dir(), folders.jobs_dir() if resume else None
+        budget.require(temp=temp, side=faces.resolution, redrawn=len(plan.redrawn(faces.found)), jobs=jobs)
+        journal = Journal(jobs) if resume else None
         memory.load(runner)
         try:
             latents = denoise.denoise_clip(
-                runner, vae, faces, plan, audio, steps=steps, guidance=guidance, seed=seed, progress=NodeProgress()
+                runner,
+                vae,
+                faces,
+                plan,
+                audio,
+                steps=steps,
+                guidance=guidance,
+                seed=seed,
+                journal=journal,
+                spool_folder=temp,
+                progress=NodeProgress(),
             )
         finally:
             if release_runner:
                 memory.release(runner)
-        return io.NodeOutput({"samples": latents, "latentsync_timeline": plan})
+        return io.NodeOutput({"samples": latents, "latentsync_timeline": plan, "latentsync_journal": journal})
 
 
 NODES = [LatentSyncDenoise]

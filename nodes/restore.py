@@ -6,7 +6,7 @@ from comfy.model_management import get_torch_device
 from comfy_api.latest import InputImpl, io
 from comfy_execution.graph_utils import ExecutionBlocker
 
-from ..lipsync import folders, restore
+from ..lipsync import budget, folders, restore
 from . import sockets
 from .progress import NodeProgress
 
@@ -32,6 +32,9 @@ class LatentSyncRestore(io.ComfyNode):
                     tooltip="A video is streamed to disk, encoded once. Images hold the whole clip in memory (25 MB a 1080p frame).",
                 ),
                 io.Int.Input("crf", default=18, min=0, max=51, tooltip="H.264 quality: lower is better and larger. 18 looks lossless, 0 is."),
+                io.Boolean.Input(
+                    "lossless_sound", default=False, optional=True, tooltip="The speech as FLAC, exact up to 24 bits, instead of AAC."
+                ),
             ],
             outputs=[io.Video.Output(display_name="video"), io.Image.Output(display_name="images")],
         )
@@ -42,16 +45,23 @@ class LatentSyncRestore(io.ComfyNode):
         return output in OUTPUTS or f"{output!r} is none of {', '.join(OUTPUTS)}"
 
     @classmethod
-    def execute(cls, faces, crops, audio, output, crf) -> io.NodeOutput:
+    def execute(cls, faces, crops, audio, output, crf, lossless_sound=False) -> io.NodeOutput:
         progress, device = NodeProgress(), get_torch_device()
         video = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[0]!r} or {OUTPUTS[2]!r} to get a video.")
         images = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
         if output != OUTPUTS[1]:
             path = Path(folders.temp_dir()) / f"latentsync-{uuid4().hex}.mp4"
-            restore.restore_clip(faces, crops, audio.audio, path, crf=crf, device=device, progress=progress)
+            frames, clip = len(crops.timeline), faces.clip
+            size = budget.film(frames, clip.width, clip.height, float(crops.timeline.seconds), crf)
+            budget.require(temp=path.parent, side=faces.resolution, out={path.parent: size})
+            restore.restore_clip(
+                faces, crops, audio.audio, path, crf=crf, device=device, progress=progress, lossless=lossless_sound
+            )
             video = InputImpl.VideoFromFile(str(path))
         if output != OUTPUTS[0]:
             images = restore.restore_images(faces, crops, device=device, progress=progress)
+        if crops.journal is not None:
+            crops.journal.discard()  # the job is done
         return io.NodeOutput(video, images)
 
 

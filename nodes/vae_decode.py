@@ -1,7 +1,7 @@
 """LatentSyncVAEDecode: latents -> crops with the kept pixels put back."""
 from comfy_api.latest import io
 
-from ..lipsync import folders
+from ..lipsync import budget, folders
 from ..lipsync import vae as vae_stage
 from ..lipsync.errors import ShapeError
 from . import sockets
@@ -25,9 +25,11 @@ class LatentSyncVAEDecode(io.ComfyNode):
         plan = latent.get("latentsync_timeline")
         if plan is None:
             raise ShapeError("This LATENT does not come from LatentSync Denoise (it carries no timeline): wire that node's output here directly.")
+        budget.require(temp=folders.temp_dir(), side=faces.resolution, redrawn=len(plan.redrawn(faces.found)))
         crops = vae_stage.decode_crops(
             vae, latent["samples"], faces, plan, spool_folder=folders.temp_dir(), progress=NodeProgress()
         )
+        crops.journal = latent.get("latentsync_journal")
         return io.NodeOutput(crops)
 
 
