@@ -323,7 +323,7 @@ class _Job:
         chosen = set(range(len(plan)) if only is None else only)
         self.groups = [group for group in groups if chosen & set(group)]
         self.reporter = Reporter(progress, len(self.groups) * len(schedule))
-        self._lasting: dict[int, BlockDenoiser] = {}  # of the frame counts used more than once: one block is not worth a capture
+        self._lasting: dict[int, BlockDenoiser] = {}  # those whose step was captured: one long block is not worth it
 
     @torch.no_grad()
     def run(self, group: list[int], blocks: list[Block]) -> list[Tensor]:
@@ -331,7 +331,7 @@ class _Job:
         frames = self.frames(group)
         denoiser = self._lasting.get(frames)
         if denoiser is None:
-            capture = self.uses[frames] > 1
+            capture = self.uses[frames] > 1 or frames <= BLOCK_FRAMES // 2  # so few keep a GPU waiting for the next kernel's launch
             denoiser = BlockDenoiser(self.runner, self.schedule, self.guidance, **self.constants, frames=frames, capture=capture)
             if capture:
                 self._lasting[frames] = denoiser

@@ -8,6 +8,7 @@ import torch
 
 from .checkpoint import read_checkpoint
 from .errors import DependencyError, ModelFileError
+from .gpu import free_memory
 
 log = logging.getLogger(__name__)
 
@@ -90,15 +91,6 @@ class DiffusersVAE:
 
     def _encoded(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.model.encode((pixels * 2 - 1).to(self.model.device, self.dtype)).latent_dist.parameters.float()
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that PyTorch could still hand out on a CUDA device, within what the process may use."""
-    held = torch.cuda.memory_reserved(device)
-    spare = held - torch.cuda.memory_allocated(device)
-    free, total = torch.cuda.mem_get_info(device)
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)  # since PyTorch 2.8
-    return spare + min(free, int(share * total) - held)
 
 
 def _in_diffusers_layout(state: dict, path: Path) -> dict:

@@ -5,10 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..gpu import free_memory
 from ..unet import LatentSyncUNet
 from .base import Runner, RunnerSpec, Session, unchecked
 
 log = logging.getLogger(__name__)
+
+SPARE = 2_000_000_000  # bytes that must stay free beside a graph's, for the VAE that encodes the next block
 
 
 class TorchRunner(Runner):
@@ -32,6 +35,7 @@ class TorchRunner(Runner):
         self._loader = None if isinstance(unet, LatentSyncUNet) else unet
         self._unet = None if self._loader else unet
         self._loaded = False
+        self.loads = 0  # how often it was loaded: weights have other addresses each time
         self.model = model
         self.pool = None
         self.graph = graph and device.type == "cuda"
@@ -42,6 +46,10 @@ class TorchRunner(Runner):
         """The loaded network."""
         self.load()
         return self._unet
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded
 
     @property
     def size_bytes(self) -> int:
@@ -55,7 +63,7 @@ class TorchRunner(Runner):
         unet = self._unet or self._loader()
         unet.eval().requires_grad_(False).to(self.spec.device, self.spec.dtype).to(memory_format=torch.channels_last)
         unet.fuse()
-        self._unet, self._loaded = unet, True
+        self._unet, self._loaded, self.loads = unet, True, self.loads + 1
         self.pool = torch.cuda.graph_pool_handle() if self.graph else None  # graphs run one after another: they share their memory
         log.debug("network loaded: %s, %s, %.2f GB", self.spec.text, self.spec.dtype, self.size_bytes / 1e9)
 
@@ -83,37 +91,54 @@ class TorchRunner(Runner):
 
 class TorchSession(Session):
     """One block. Time embeddings are computed once for all, the audio's keys and values once a block, the half without audio costs no
-    cross-attention, and both halves share what comes before the first one. On a GPU the whole step becomes one CUDA graph."""
+    cross-attention, and both halves share what comes before the first one. On a GPU with room for it the whole step becomes one CUDA graph.
+    """
 
     def __init__(self, runner: TorchRunner, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool):
         spec = runner.spec
         spec.expect(frames, size)
-        self.runner, self.unet, self.guided, self.lanes = runner, runner.unet, guided, 1
+        self.runner, self.guided, self.lanes = runner, guided, 1
         # Channels last, as the network reads it.
         self._sample = torch.zeros(1, frames, *size, 13, dtype=spec.dtype, device=spec.device).permute(0, 4, 1, 2, 3)
         self.sample = self._sample[None]
         self.audio = torch.zeros(1, frames, 50, 384, dtype=spec.dtype, device=spec.device)
-        self.shifts = self.unet.embed(timesteps.to(spec.device))
-        self.heard = self.unet.listen(self.audio, silent=int(guided))
+        self.shifts = runner.unet.embed(timesteps.to(spec.device))
+        self.heard = runner.unet.listen(self.audio, silent=int(guided))
 
     def listen(self) -> None:
-        self.heard.copy_(self.unet.listen(self.audio, silent=int(self.guided)))
+        self.heard.copy_(self.runner.unet.listen(self.audio, silent=int(self.guided)))
 
     def noise(self, index: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
-        return self._split(self.unet.evaluate(self._sample, self.shifts.index_select(0, index), self.heard, check))
+        return self._split(self.runner.unet.evaluate(self._sample, self.shifts.index_select(0, index), self.heard, check))
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if not self.runner.graph:
             return step
         # cuDNN's benchmark mode is left alone: it gains nothing here, and its choice may differ from run to run (docs/performance.md).
-        with torch.cuda.device(self.runner.spec.device):
+        runner, device = self.runner, self.runner.spec.device
+        with torch.cuda.device(device):
             stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
             stream.wait_stream(torch.cuda.current_stream())
+            torch.cuda.empty_cache()
+            held = torch.cuda.memory_reserved()
             with torch.cuda.stream(stream):
                 for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
                     step()
+            torch.cuda.current_stream().wait_stream(stream)
+            needed = torch.cuda.memory_reserved() - held
             torch.cuda.empty_cache()  # the graph has a pool of its own: do not keep what these steps needed beside it
-            with torch.cuda.graph(graph, pool=self.runner.pool, stream=stream):
+            if free_memory(device) < needed + SPARE:
+                log.info("little memory left on %s: no CUDA graph, which would keep %.1f GB to itself", device, needed / 1e9)
+                return step
+            with torch.cuda.graph(graph, pool=runner.pool, stream=stream):
                 step()
             torch.cuda.current_stream().wait_stream(stream)
-        return graph.replay
+        loads = runner.loads
+
+        def replay() -> None:
+            if runner.loaded and runner.loads == loads:
+                graph.replay()
+            else:  # unloaded in between, to make room for something: the graph's addresses are no longer the weights'
+                step()
+
+        return replay
