@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from .detector import Detector, Face, iou
-from .identity import CONTINUES, RESEMBLES, alike, choose, most_alike, nearest, patch
+from .identity import CONTINUES, RESEMBLES, alike, bent, choose, most_alike, nearest, patch
 
 THUMB = (64, 36)  # px, what cuts are seen on
 CUT_SURE, CUT_LIKELY = 60.0, 15.0  # mean change in grey levels: a cut; a cut if the colours changed too and the shot was calmer before
@@ -20,6 +20,7 @@ SAME_PLACE = 0.3  # IoU of the mesh and a fresh find
 UNCONFIRMED = 2  # looks without a find after which a followed face is taken for lost
 PATIENCE = 25  # frames without the face after which, in the same shot, another may be chosen
 QUICK = 0.25  # sizes a frame from which following alone is not trusted: the mesh may stay behind and still be sure
+BENT = 0.12  # change of the landmarks' shape that one frame may bring; n frames bring the root of n times that (see `bent`)
 NOTEWORTHY = 0.1  # score below which a find is not worth a word
 LEARN = 0.05  # share of the newest picture in the remembered one
 # The nose's place, along and across the line of the brows, in units of their distance; beyond, the head is turned too far to align it.
@@ -189,7 +190,12 @@ class Follower:
             return f"less sure than min_score {self.min_score:g}"
         if face.width < self.min_size:
             return f"narrower than min_size {self.min_size:g} px"
-        return "" if facing(face.points) else "turned too far away"
+        if not facing(face.points):
+            return "turned too far away"
+        last = None if self.cut else self._last
+        if last is None or iou(last.box, face.box[None])[0] < SAME_PLACE:
+            return ""
+        return "half hidden" if bent(face, last) > BENT * (self._frame - self._seen) ** 0.5 else ""
 
 
 def facing(points: np.ndarray) -> bool:

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from latentsync_rtx.lipsync.clip import open_clip
 from latentsync_rtx.lipsync.face import align_clip
+from latentsync_rtx.lipsync.face.align import inverse
+from latentsync_rtx.lipsync.face.detector import Face
+from latentsync_rtx.lipsync.face.identity import bent
+from skimage import data
 
 WIDTH = 0.43  # of a face, in sides of the head picture (see `Stage`)
 
@@ -39,13 +43,16 @@ def test_quick_faces(detector, stage, side, speed):
     assert off(found, [stage.face_at(x, y, side) for x, y in places], WIDTH * side).max() < 0.13
 
 
-def test_what_passes_before_a_face_does_not_squeeze_it(detector, stage):
+@pytest.mark.parametrize("start", [-130, -119])
+def test_what_passes_before_a_face_does_not_squeeze_it(detector, stage, start):
     """A pole hides one half, then the other: the mesh gathers in the half that is left, and is sure of it."""
     x, _ = stage.face_at(320, 180, 200)
-    frames = [cv2.rectangle(stage.shot(), (int(x - 120 + 8 * k), 0), (int(x - 90 + 8 * k), 360), (90, 90, 95), -1) for k in range(34)]
-    found = followed(frames, detector, min_size=50)
-    sizes = np.hypot(*found.matrices[found.found][:, 0, :2].T)  # crop pixels a frame pixel
-    assert np.abs(sizes / sizes[0] - 1).max() < 0.15
+    lefts = [int(x + start + 8 * k) for k in range(34)]
+    found = followed([cv2.rectangle(stage.shot(), (left, 0), (left + 30, 360), (90, 90, 95), -1) for left in lefts], detector, min_size=50)
+    clean = followed([stage.shot()], detector, min_size=50)
+    mouth = np.array([105.0, 230, 1])  # in the face picture
+    places = np.stack([inverse(matrix) @ mouth for matrix in found.matrices[found.found]])
+    assert np.hypot(*(places - inverse(clean.matrices[0]) @ mouth).T).max() < 0.15 * 86
     assert found.found.sum() >= 26
     assert found.found[-6:].all()
 
@@ -111,3 +118,14 @@ def test_letterbox_grain_and_odd_shapes(detector, stage, make_stage):
         odd = make_stage(width, height)
         found = followed([odd.shot(width * 0.5, height * 0.5, 170)], detector, min_size=40)
         assert off(found, [odd.face_at(width * 0.5, height * 0.5, 170)], 73).max() < 0.15
+
+
+def test_bending_is_told_from_moving(detector):
+    [face] = [face for face in detector.detect([data.astronaut()])[0] if face.score > 0.6]
+
+    def changed(matrix):
+        return Face(face.box, 1.0, face.points, face.mesh @ np.array(matrix, np.float32) + 40)
+
+    assert bent(changed([[1.4, 0.5], [-0.5, 1.4]]), face) < 1e-3  # turned and nearer
+    assert bent(changed([[0.5, 0], [0, 1]]), face) > 0.2  # squeezed
+    assert bent(Face(face.box, 1.0, face.points), face) == 0  # a back end without a mesh
