@@ -2,14 +2,17 @@
 import dataclasses
 import time
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from latentsync_rtx.lipsync import mask
-from latentsync_rtx.lipsync.denoise import base_noise, denoise, denoise_clip
+from latentsync_rtx.bench.stubs import StubRunner
+from latentsync_rtx.lipsync import mapped, mask
+from latentsync_rtx.lipsync.denoise import base_noise, clip_blocks, denoise, denoise_clip
 from latentsync_rtx.lipsync.errors import LatentSyncError, ShapeError
+from latentsync_rtx.lipsync.journal import Journal
 from latentsync_rtx.lipsync.runners import Runner, RunnerSpec, TorchRunner
 from latentsync_rtx.lipsync.spool import Spool
 from latentsync_rtx.lipsync.timeline import Timeline
@@ -185,6 +188,13 @@ class AveragingVAE:
         return torch.cat([cells, cells[:, :1]], 1)
 
 
+class DrawingVAE(AveragingVAE):
+    """Its posterior is as wide as it is anywhere."""
+
+    def moments(self, pixels):
+        return torch.cat([self.encode(pixels), torch.zeros(len(pixels), 4, 8, 8)], 1)
+
+
 class Features:
     """Tokens that tell the time they were asked for."""
 
@@ -245,10 +255,6 @@ def test_a_clip_is_denoised_in_runs_of_its_faces(runner, clip):
 def test_the_reference_order_of_drawing(runner, clip):
     """posterior "sample": one generator gives the base noise, then for each block the masked crops' noise, then the crops'."""
 
-    class DrawingVAE(AveragingVAE):
-        def moments(self, pixels):
-            return torch.cat([self.encode(pixels), torch.zeros(len(pixels), 4, 8, 8)], 1)
-
     track, timeline = clip
     timeline = dataclasses.replace(timeline, speaking=np.arange(10) < 2)  # one block of frames 0 and 1
     result = denoise_clip(runner, DrawingVAE(), track, timeline, Features(), steps=2, seed=3, posterior="sample")
@@ -292,3 +298,90 @@ def test_cancel_is_heard_while_crops_are_encoded(runner, clip):
     with pytest.raises(KeyboardInterrupt):
         denoise_clip(runner, SlowVAE(), *clip, Features(), steps=2, progress=cancel)
     assert encoded == [1]
+
+
+# --- whole or in parts ---
+
+
+class Coded:
+    """Whatever depends on more than one frame or on its place in the job: tokens of the time, pictures of their number."""
+
+    @staticmethod
+    def job(frames=100, gaps=(37, 38, 80)):
+        found = ~np.isin(np.arange(frames), gaps)
+        crops = Spool((64, 64, 3))
+        crops.append(np.random.default_rng(1).integers(0, 256, (int(found.sum()), 64, 64, 3), dtype=np.uint8))
+        runs = np.where(found, np.cumsum(np.diff(found.astype(int), prepend=0) == 1) - 1, -1)
+        track = Track(64, found, runs, crops, np.where(found, np.cumsum(found) - 1, -1))
+        return track, Timeline(Fraction(25), np.arange(frames), np.ones(frames, bool))
+
+
+def coded(runner=None, vae=None, **options):
+    return denoise_clip(runner or StubRunner(), vae or AveragingVAE(), *Coded.job(), Features(), steps=2, seed=3, **options)
+
+
+@pytest.mark.parametrize("cuts", [(0, 1, 2, 3, 4, 5, 6, 7, 8), (0, 3, 8), (0, 2, 5, 8)])
+@pytest.mark.parametrize(("posterior", "shape"), [("mode", {}), ("sample", {}), ("mode", {"frames": 16, "batch": 2})])
+def test_parts_put_together_are_the_whole(cuts, posterior, shape):
+    """Blocks, noise and sound do not depend on how a job is cut, nor on which part is done where and when."""
+    options = dict(posterior=posterior, guidance=1.0 if shape else 1.5)
+    runner = StubRunner(**shape)
+    assert len(clip_blocks(runner, *Coded.job())) == 8
+    whole = coded(runner, DrawingVAE(), **options)
+    parts = [coded(StubRunner(**shape), DrawingVAE(), blocks=range(first, last), **options) for first, last in pairwise(cuts)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert len(whole) == 97
+
+
+def test_a_part_is_only_its_own_work():
+    runner = StubRunner()
+    calls = []
+    part = coded(runner, blocks=[2, 5], progress=lambda done, total, **_: calls.append((done, total)))
+    assert runner.calls == 2 * 2
+    assert calls[-1] == (4, 4)
+    assert torch.equal(part, coded()[[*range(32, 37), *range(69, 78)]])
+
+
+def test_no_part_at_all():
+    assert coded(blocks=[]).shape == (0, 4, 8, 8)
+
+
+@pytest.mark.parametrize("posterior", ["mode", "sample"])
+def test_a_journal_changes_nothing_but_the_work(tmp_path, posterior):
+    class Named(DrawingVAE):
+        identity = "drawing"
+
+    def cancel(done, total, **_):
+        if done == 9:
+            raise KeyboardInterrupt
+
+    whole = coded(vae=Named(), posterior=posterior)
+    first = StubRunner()
+    with pytest.raises(KeyboardInterrupt):
+        coded(first, Named(), posterior=posterior, journal=Journal(tmp_path), progress=cancel)
+    second, counts = StubRunner(), []
+    journal = Journal(tmp_path)
+    result = coded(second, Named(), posterior=posterior, journal=journal, progress=lambda done, total, **_: counts.append(done))
+    assert torch.equal(result, whole)
+    assert second.calls == (8 - 4) * 2
+    assert counts == sorted(counts) and counts[-1] == 16
+    third = StubRunner()
+    assert torch.equal(coded(third, Named(), posterior=posterior, journal=journal, blocks=range(3, 8)), whole[37:]), "parts share it"
+    assert third.calls == 0
+    other = StubRunner()
+    coded(other, Named(), posterior="mode" if posterior == "sample" else "sample", journal=journal)
+    assert other.calls == 16
+    assert len(list(tmp_path.iterdir())) == 16
+
+
+def test_latents_of_a_long_clip_are_in_a_file(tmp_path, monkeypatch):  # F32
+    monkeypatch.setattr(mapped.zeros, "__kwdefaults__", {**mapped.zeros.__kwdefaults__, "memory_limit_bytes": 1000})
+    result = coded(spool_folder=tmp_path)
+    assert mapped.is_mapped(result)
+    monkeypatch.undo()
+    assert torch.equal(result, coded())
+
+
+def test_the_wrong_resolution_is_said(caplog):  # F37
+    coded(StubRunner(warning="LatentSync 1.5 was trained on 256 px"))
+    assert [record.message for record in caplog.records] == ["LatentSync 1.5 was trained on 256 px"]

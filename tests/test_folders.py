@@ -128,3 +128,16 @@ def test_temporary_folder_exists_and_output_is_here(tmp_path, monkeypatch):
     assert folders.temp_dir().is_dir()
     assert folders.output_dir() == tmp_path
     assert folders.engines_dir().parts[-2:] == ("latentsync", "engines")
+
+
+def test_unfinished_jobs_are_kept_where_a_start_of_comfyui_does_not_empty(tmp_path, monkeypatch):
+    monkeypatch.delenv("LATENTSYNC_JOBS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert folders.jobs_dir() == tmp_path / "caches" / "latentsync-jobs"
+    comfy = types.SimpleNamespace(add_model_folder_path=None, models_dir="", get_user_directory=lambda: str(tmp_path / "user"))
+    monkeypatch.setitem(sys.modules, "folder_paths", comfy)
+    assert folders.jobs_dir() == tmp_path / "user" / "latentsync-jobs"
+    monkeypatch.setenv("LATENTSYNC_JOBS", "~/here")
+    assert folders.jobs_dir() == Path.home() / "here"
+    assert not (tmp_path / "caches").exists() and not (tmp_path / "user").exists()

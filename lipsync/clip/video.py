@@ -43,7 +43,7 @@ class _Index:
     keys: np.ndarray  # int64: ordinals of pictures that decoding can start from
     last_duration: float  # seconds that the last picture stays, 0 when unknown
     begin: float = 0.0  # seconds on the file's clock of the first picture
-    tick: float = 0.0  # seconds that the clock counts in
+    tick: float = 1e-6  # seconds that the clock counts in
 
     def part(self, start: float, duration: float) -> tuple[int, int]:
         """[first, last) of the pictures in `duration` seconds (0: all) from `start` on the file's clock; times in between round down, as

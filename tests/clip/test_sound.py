@@ -7,7 +7,8 @@ import av
 import numpy as np
 import pytest
 import torch
-from latentsync_rtx.lipsync.clip import ClipWriter, read_audio
+from latentsync_rtx.lipsync import mapped
+from latentsync_rtx.lipsync.clip import ClipWriter, copies_sound, read_audio, sound
 from latentsync_rtx.lipsync.errors import AudioError, MediaError, ShapeError
 
 
@@ -230,3 +231,50 @@ def test_sound_and_pictures_alternate_in_the_file(tmp_path, media):
     for _, kind, time in places:
         newest[kind] = float(time)
         assert abs(newest["video"] - newest["audio"]) < 1.5
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [("mp4", "flac"), ("mkv", "flac"), ("mov", "alac")])
+@pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (44100, 2), (48000, 6), (96000, 2)])
+def test_lossless_sound_is_the_audio_to_the_bit(tmp_path, media, suffix, codec, rate, channels):  # F19
+    samples = np.random.default_rng(0).integers(-(2**23), 2**23, (channels, rate)).astype(np.float32) / 2**23
+    path = write(tmp_path / f"a.{suffix}", audio={"waveform": torch.from_numpy(samples)[None], "sample_rate": rate}, lossless=True)
+    assert media.facts(path)["audio"].codec == codec
+    kept = read_audio(path)
+    assert kept["sample_rate"] == rate and np.array_equal(kept["waveform"][0].numpy(), samples)
+
+
+def test_lossless_sound_is_as_long_as_the_pictures(tmp_path):
+    given = {"waveform": torch.full((1, 1, 24000), 0.5), "sample_rate": 16000}
+    kept = read_audio(write(tmp_path / "a.mp4", audio=given, lossless=True))["waveform"][0, 0]
+    assert len(kept) == 16000 and (kept == 0.5).all()
+    kept = read_audio(write(tmp_path / "b.mp4", frames=50, audio=given, lossless=True))["waveform"][0, 0]
+    assert len(kept) == 32000 and (kept[:24000] == 0.5).all() and not kept[24000:].any()
+
+
+def test_what_can_be_copied_is_told(tmp_path):
+    speech = wav(tmp_path / "a.wav", np.zeros((1, 16000), np.int16), 16000)
+    assert not copies_sound(speech, "out.mp4") and copies_sound(speech, "out.mkv") and copies_sound(speech, "out.mov")
+    assert copies_sound(write(tmp_path / "a.mp4", audio=read_audio(speech)), "out.mp4")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.float16])
+def test_integer_samples_are_written_at_their_level(tmp_path, dtype):  # F19
+    wave = 0.5 * torch.sin(torch.arange(16000) / 8)
+    given = {torch.uint8: (wave * 127 + 128), torch.int16: wave * 32767, torch.int32: wave * (2**31 - 1)}.get(dtype, wave).to(dtype)
+    kept = read_audio(write(tmp_path / "a.mp4", audio={"waveform": given[None, None], "sample_rate": 16000}, lossless=True))["waveform"][0, 0]
+    assert (kept - wave).abs().max() < 0.02
+
+
+def test_a_long_track_is_read_into_a_file(tmp_path, monkeypatch):  # F32
+    noise = np.random.default_rng(0).integers(-9000, 9000, (2, 700_000)).astype(np.int16)
+    path = wav(tmp_path / "a.wav", noise, 48000)
+    expected = read_audio(path)["waveform"]
+    assert not mapped.is_mapped(expected)
+    monkeypatch.setattr(mapped.zeros, "__kwdefaults__", {**mapped.zeros.__kwdefaults__, "memory_limit_bytes": 1000})
+    for seconds in (60.0, 1.0):  # what the file promises: enough, and too little
+        monkeypatch.setattr(sound, "_duration", lambda *_, seconds=seconds: seconds)
+        waveform = read_audio(path)["waveform"]
+        assert mapped.is_mapped(waveform) and torch.equal(waveform, expected)
+    monkeypatch.undo()
+    copy = read_audio(write(tmp_path / "b.mkv", frames=200, audio={"waveform": waveform, "sample_rate": 48000}, lossless=True))
+    assert torch.equal(copy["waveform"][..., : 48000 * 8], expected[..., : 48000 * 8])

@@ -1,9 +1,11 @@
 """Frame k of a clip is what the file shows at k/rate: any rate, constant or not, wherever its clock starts."""
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 from latentsync_rtx.lipsync.clip import open_clip
+from latentsync_rtx.lipsync.errors import MediaError
 
 NTSC = Fraction(30000, 1001)
 
@@ -109,3 +111,43 @@ def test_a_slide_show(tmp_path, media):
     clip = open_clip(path, rate=25)
     assert media.numbers(clip.frames_at([0, 124, 125, 249])) == [0, 0, 1, 1]
     assert open_clip(path).frame_count >= 2
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts", "avi"])
+@pytest.mark.parametrize(("start", "duration", "shown"), [(0.4, 0.8, (10, 30)), (0, 0.2, (0, 5)), (1.6, 0, (40, 50)), (0.41, 9, (11, 50)), (0, 0, (0, 50))])
+def test_only_a_part(tmp_path, media, suffix, start, duration, shown):
+    """The pictures that ComfyUI's own trim keeps, `int(time / tick)` on the file's clock."""
+    path = media.make_clip(tmp_path / f"a.{suffix}", 50, options={"bf": "0"} if suffix == "avi" else None)
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        begin, end = (int(time / stream.time_base) for time in (start, start + duration))
+        stamps = sorted(packet.pts for packet in container.demux(stream) if packet.size and packet.pts is not None)
+    kept = [k for k, stamp in enumerate(stamps) if stamp >= begin and (not duration or stamp < end)] if start or duration else list(range(50))
+    clip = open_clip(path, start=start, duration=duration)
+    assert media.numbers(clip.frames()) == kept
+    assert clip.frame_count == len(kept) and clip.rate == 25
+    if suffix == "mp4" and start != 0.41:  # clocks that start at 0, and a time that is a frame's
+        assert kept == list(range(*shown))
+    assert media.numbers(clip.frames_at(range(clip.frame_count - 1, -1, -1))) == kept[::-1]
+
+
+def test_a_part_at_another_rate_and_of_a_variable_one(tmp_path, media):
+    path = media.make_clip(tmp_path / "a.mp4", 60, rate=30)
+    assert media.numbers(open_clip(path, 25, start=1.0, duration=0.5).frames()) == [30 + k * 6 // 5 for k in range(13)]  # 12.5 frames
+    times = np.cumsum([0, *[40, 120, 40, 80, 200] * 8])[:40]
+    path = media.make_clip(tmp_path / "b.mp4", 40, times=times.tolist(), ticks=Fraction(1, 1000))
+    whole, part = open_clip(path, 25), open_clip(path, 25, start=0.96, duration=0.96)
+    assert media.numbers(part.frames()) == media.numbers(whole.frames_at(range(24, 48)))
+    assert len({open_clip(path).fingerprint, whole.fingerprint, part.fingerprint}) == 3
+
+
+def test_a_part_of_a_file_without_a_clock(tmp_path, media):
+    """H.264 with B-frames in AVI: its pictures are counted."""
+    path = media.make_clip(tmp_path / "a.avi", 50)
+    assert media.numbers(open_clip(path, start=0.4, duration=0.8).frames()) == list(range(10, 30))
+
+
+def test_a_part_that_is_not_there(tmp_path, media):
+    path = media.make_clip(tmp_path / "a.mp4", 10)
+    with pytest.raises(MediaError, match=r"a\.mp4 has no pictures from second 5 on for 2 s"):
+        open_clip(path, start=5, duration=2)

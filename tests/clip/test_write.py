@@ -337,3 +337,14 @@ def test_closing_twice_and_writing_outside(tmp_path, media):
     with pytest.raises(ValueError, match="with"):
         writer.write(media.picture(0))
     assert (tmp_path / "a.mp4").is_file()
+
+
+def test_what_a_killed_process_left_of_this_name_goes(tmp_path, media):  # F30
+    left = [tmp_path / name for name in ("a [1].0123abcd.part", "a [1].4567cdef.part", "b.0123abcd.part", "a [1].mp4")]
+    for path in left:
+        path.write_bytes(b"half a film")
+        os.utime(path, (0, 0))
+    os.utime(left[1])  # somebody is at it
+    with ClipWriter(tmp_path / "a [1].mp4", 64, 48, 25, **FAST) as writer:
+        writer.write(media.picture(0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a [1].4567cdef.part", "a [1].mp4", "b.0123abcd.part"]
