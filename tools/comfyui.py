@@ -189,6 +189,12 @@ class Server:
         return "\n".join(self.log().splitlines()[-25:])
 
 
+def own_models() -> dict[str, Path]:
+    """{folder kind: folder} of the models in the ComfyUI that COMFYUI_PATH names, for `Server(extra_model_paths=...)`; else empty."""
+    models = get() / "models"
+    return {kind: models / kind for kind in ("latentsync", "vae", "insightface") if os.environ.get("COMFYUI_PATH") and (models / kind).is_dir()}
+
+
 def free_port() -> int:
     """A TCP port on the loopback address that nobody listens on just now."""
     with socket.socket() as probe:
@@ -209,7 +215,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join(requirements(get())))
     elif command == "serve":
         exit_on_sigterm()
-        with Server(ROOT / "build" / "serve", rest) as server:
+        with Server(ROOT / "build" / "serve", rest, extra_model_paths=own_models()) as server:
             print(f"{server.url}   log: {server.log_path}   Ctrl-C stops it")
             try:
                 server.process.wait()

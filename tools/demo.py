@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from comfyui import ROOT, ComfyUIError, Server, exit_on_sigterm
+from comfyui import ROOT, ComfyUIError, Server, exit_on_sigterm, own_models
 from demo_media import make
 from face_models import fetch
 
@@ -37,7 +37,7 @@ def main() -> int:
     for file in fetch(ROOT / ".cache" / "face"):
         shutil.copyfile(file, folder / file.name)
     print("Starting ComfyUI on the CPU ...", flush=True)
-    with Server(BASE) as server:
+    with Server(BASE, extra_model_paths=own_models()) as server:
         print(f"{server.url}   log: {shown(server.log_path)}", flush=True)
         command = [sys.executable, str(ROOT / "examples" / "submit.py"), "--server", server.url, "--output", str(options.output)]
         command += ["--video", str(video), *(["--audio", str(audio)] if audio else []), "--steps", str(STEPS)]
