@@ -15,13 +15,16 @@ export UV_NATIVE_TLS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export PIP_PROGRESS_BAR ?= off
 
-.PHONY: help venv demo serve test lint clean FORCE
+.PHONY: help venv demo serve test test-gpu test-full-engine bench bench-memory workflows lint clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    lip-sync a small clip in a real ComfyUI on the CPU (VIDEO= AUDIO= for your own)"
 	@echo "make test    lint and every test"
 	@echo "make lint    ruff"
+	@echo "make bench   every stage on this machine, as a table (COMPARE='a.json b.json' for two earlier ones); bench-memory: memory against length"
+	@echo "make test-gpu, make test-full-engine    what needs a CUDA device; the full-size TensorRT-RTX build (minutes, 7 GB)"
+	@echo "make workflows  the examples in the editor's form, from their API form"
 	@echo "make serve   ComfyUI with this pack, to look at in a browser"
 	@echo "make venv    only install what the others need, into $(VENV)"
 	@echo "make clean   remove $(VENV), .cache and build"

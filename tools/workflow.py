@@ -1,10 +1,13 @@
-"""Makes the UI form of a workflow from its API form: `python tools/workflow.py examples/lipsync.api.json object_info.json examples/lipsync.json`.
+"""`make workflows`: makes the UI form of each workflow in `examples/` from its API form, with the schemas of a real ComfyUI.
 
-The API form is the one we edit. `object_info.json` is what a running ComfyUI with this pack answers at /object_info.
+The API form is the one we edit.
 """
 import json
-import sys
+import tempfile
+import urllib.request
 from pathlib import Path
+
+from comfyui import ROOT, Server
 
 COLUMN, ROW = 400, 60  # spacing in the graph, pixels
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
@@ -82,6 +85,13 @@ def ui_form(graph: dict, object_info: dict) -> dict:
     }
 
 
+def main() -> None:
+    with tempfile.TemporaryDirectory() as base, Server(Path(base)) as server, urllib.request.urlopen(f"{server.url}/object_info") as answer:
+        object_info = json.load(answer)
+    for source in sorted((ROOT / "examples").glob("*.api.json")):
+        target = source.with_name(source.name.replace(".api.json", ".json"))
+        target.write_text(json.dumps(ui_form(json.loads(source.read_text()), object_info), indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    source, info, target = map(Path, sys.argv[1:])
-    target.write_text(json.dumps(ui_form(json.loads(source.read_text()), json.loads(info.read_text())), indent=1) + "\n")
+    main()
