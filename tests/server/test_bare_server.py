@@ -2,6 +2,7 @@
 import os
 import shutil
 
+import comfyui
 import numpy as np
 import pytest
 from comfy_client import as_images, pictures_of
@@ -28,9 +29,15 @@ def bare(start_server, face_files, media, tmp_path_factory):
     blocker, elsewhere = tmp_path_factory.mktemp("blocker"), tmp_path_factory.mktemp("elsewhere")
     (blocker / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
     shutil.copytree(face_files, elsewhere / "face")
+    checkout = files_of(comfyui.get())
     comfy = start_server("--cache-none", environment={"PYTHONPATH": str(blocker)}, extra_model_paths={"latentsync": elsewhere})
     shutil.copytree(media, comfy.input, dirs_exist_ok=True)
+    comfy.checkout = checkout
     return comfy
+
+
+def files_of(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def test_nodes_load_and_lists_are_empty(bare):
@@ -51,10 +58,11 @@ def test_the_graph_runs_in_pytorch_with_files_from_extra_model_paths(bare, examp
     assert np.array_equal(*(pictures_of(bare.saved(finished)) for finished in (first, second)))
 
 
-def test_stopping_leaves_no_process_behind(bare):
+def test_stopping_leaves_nothing_behind(bare):
     """The last test of this file: the demo and every test rely on it."""
     pid = bare.server.process.pid
     assert os.getpgid(pid) == pid  # its own group, so that children of its are stopped with it
     bare.server.stop()
     with pytest.raises(ProcessLookupError):
         os.killpg(pid, 0)
+    assert files_of(comfyui.get()) == bare.checkout  # ComfyUI's own folder, which may be the user's, is as it was
