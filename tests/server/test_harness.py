@@ -59,3 +59,19 @@ def test_speech_tells_when_each_phoneme_sounds():
         return np.sqrt(np.mean(waveform[int(start * rate) : int((start + 0.05) * rate)] ** 2))
 
     assert loudness(vowel) > 20 * loudness(pause + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("platform", "machine", "with_engine"),
+    [("linux", "x86_64", True), ("win32", "AMD64", True), ("linux", "aarch64", False), ("darwin", "arm64", False), ("win32", "ARM64", False)],
+)
+def test_requirements_leave_torch_alone_and_fit_the_platform(platform, machine, with_engine):
+    from packaging.requirements import Requirement
+
+    lines = [line for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    listed = [Requirement(line) for line in lines]
+    there = {"sys_platform": platform, "platform_machine": machine}
+    wanted = {requirement.name for requirement in listed if requirement.marker is None or requirement.marker.evaluate(there)}
+    assert not {"torch", "torchvision", "torchaudio", "numpy"} & wanted  # ComfyUI's, and a CUDA build at that
+    assert "opencv-python" in wanted
+    assert ("tensorrt-rtx" in wanted) == ("cuda-python" in wanted) == with_engine
