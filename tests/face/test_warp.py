@@ -38,7 +38,7 @@ def test_crops_agree_with_the_reference(recipe, resolution):
     assert crops.shape == (3, resolution, resolution, 3)
     assert crops.dtype == np.uint8
     assert psnr(crops[0], golden[f"{resolution}.crop_0"]) > 65
-    assert psnr(crops[1:], warp_crops(np.stack([picture] * 2), matrices[1:3], resolution)) > 65
+    assert psnr(crops[1:], warp_crops(np.stack([picture] * 2), matrices[1:3], resolution)) > 50  # OpenCV 4 looks up in steps of 1/32 px
 
 
 def test_faces_of_all_sizes_turns_and_places_in_one_batch(recipe):
