@@ -7,6 +7,7 @@ The files have no names (where the system allows that, else they are deleted whe
 them is left.
 """
 import errno
+import mmap
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ import numpy as np
 
 from .errors import DiskSpaceError, MediaError, ShapeError
 
-MEMORY_LIMIT = 128 << 20  # bytes: 170 crops of 512 px
+MEMORY_LIMIT = 32 << 20  # bytes: 42 crops of 512 px; the system keeps what was written lately in memory anyway
 SPARE_BYTES = 256 << 20  # left free for everybody else on the disk
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -101,7 +102,7 @@ class Spool:
         self.folder = Path(folder) if folder is not None else Path(tempfile.gettempdir())
         self.memory_limit_bytes = memory_limit_bytes
         self.row_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        self._rows: list[np.ndarray] | None = []  # None once the rows are on disk
+        self._memory: np.ndarray | None = None  # while the rows are in memory
         self._count = 0
         self._file = None
         self._closed = False
@@ -135,10 +136,10 @@ class Spool:
             self._require_open()
             if self._file is None and (self._count + len(rows)) * self.row_bytes > self.memory_limit_bytes:
                 self._move_to_disk()
-            if self._file is None:
-                self._rows.extend(rows.copy())
-            else:
+            if self._file is not None:
                 self._write(rows, self._count)
+            elif len(rows):
+                self._in_memory()[self._count:self._count + len(rows)] = rows
             self._count += len(rows)
 
     def read(self, rows) -> np.ndarray:
@@ -154,10 +155,9 @@ class Spool:
         out = np.empty((len(indices), *self.shape), self.dtype)
         with self._lock:
             self._require_open()
-            if self._file is None:
-                for row, index in enumerate(indices):
-                    out[row] = self._rows[index]
-            else:
+            if self._memory is not None:
+                np.take(self._memory, indices, axis=0, out=out, mode="clip")  # "raise" would make a copy
+            elif len(indices):
                 for first, last in _ascending_runs(indices):
                     self._read_into(out[first:last], int(indices[first]))
         return out
@@ -166,7 +166,7 @@ class Spool:
         """Forget the rows and remove the file. May be called twice."""
         with self._lock:
             self._closed = True
-            self._rows, self._count = None, 0
+            self._memory, self._count = None, 0
             if self._file is not None:
                 self._file.close()
 
@@ -174,16 +174,26 @@ class Spool:
         if self._closed:
             raise ValueError("this spool is closed: the job that it belonged to has ended")
 
+    def _in_memory(self) -> np.ndarray:
+        """Room for all rows below the limit, in pages of its own that are taken as they are written to. Rows that come and stay between the
+        short-lived arrays of a stage would leave holes all over the heap, and the process would grow to many times what it holds."""
+        if self._memory is None:
+            count = max(1, self.memory_limit_bytes // self.row_bytes)
+            pages = mmap.mmap(-1, count * self.row_bytes)
+            self._memory = np.frombuffer(pages, self.dtype).reshape(count, *self.shape)
+        return self._memory
+
     def _move_to_disk(self) -> None:
-        self._file = scratch_file(self.folder)
+        file = scratch_file(self.folder)
         try:
+            self._file = file
             for start in range(0, self._count, 16):
-                self._write(np.stack(self._rows[start:start + 16]), start)
+                self._write(self._memory[start:min(start + 16, self._count)], start)
         except BaseException:  # a spool that failed here goes on as it was, in memory
-            self._file.close()
             self._file = None
+            file.close()
             raise
-        self._rows = None
+        self._memory = None
 
     def _write(self, rows: np.ndarray, at: int) -> None:
         data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
