@@ -64,7 +64,7 @@ lint: $(INSTALLED)
 	@$(RUN) -m ruff check .
 
 test: lint $(FACE_MODELS)
-	@$(RUN) -m pytest -m "not slow and not gpu" --timeout 600
+	@$(RUN) -m pytest -m "not slow and not gpu" --timeout 600 --durations 12
 
 bench-memory: $(INSTALLED)
 	@$(RUN) bench/memory.py $(BENCH)
