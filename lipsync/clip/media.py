@@ -11,6 +11,7 @@ import av
 from ..errors import MediaError
 
 _LFS_POINTER = b"version https://git-lfs"
+_LENIENT = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}  # PyAV 19 has no such option
 _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a song is not a clip
 
 
@@ -40,7 +41,7 @@ class Media:
     def open(self) -> av.container.InputContainer:
         """A fresh container, with its own position. Metadata in unknown encodings is no reason to fail."""
         try:
-            return av.open(self.path if self.data is None else io.BytesIO(self.data), metadata_errors="replace")
+            return av.open(self.path if self.data is None else io.BytesIO(self.data), **_LENIENT)
         except (av.FFmpegError, OSError, ValueError) as error:
             raise self.cannot_open(f"{reason(error)}. Is it a video or sound file, and complete?") from error
 
