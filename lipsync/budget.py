@@ -6,7 +6,7 @@ from .spool import MEMORY_LIMIT, require_spaces
 
 COLOURS, FLOAT, LATENT_CHANNELS, CELL = 3, 4, 4, 8  # bytes of a pixel and of a number; of a latent's shape
 STATE_BYTES_PER_SECOND = 50 * 5 * 384 * FLOAT  # of Whisper's hidden states
-BITS_PER_PIXEL = 0.2  # of H.264 at crf 18: pictures with much grain come near it, a quiet talking head needs a tenth
+BITS_PER_PIXEL = 0.1  # of H.264 at crf 18: a quiet talking head needs half, much grain several times that
 SOUND_BYTES_PER_SECOND = 48_000  # of stereo AAC at most; FLAC and PCM are a few times larger, and small beside the pictures
 
 

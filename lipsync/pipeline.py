@@ -7,16 +7,18 @@ import numpy as np
 import torch
 
 from . import audio as audio_stage
-from . import budget, denoise, face, folders, restore, sound, timeline, vae, weights
-from .clip import copies_sound, open_clip, read_audio
-from .errors import AudioError, MediaError
+from . import budget, denoise, face, folders, restore, sampler, sound, timeline, vae, weights
+from .clip import check_target, copies_sound, open_clip, read_audio
+from .errors import AudioError
 from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
 from .journal import Journal
 from .progress import Progress, silent
 from .runners.base import Runner
 from .runners.choice import AUTO
 from .runners.pool import runner_for
-from .silence import with_silence
+from .silence import check_silence, with_silence
+
+SAMPLER = "ddim"  # the reference's
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
 
     Raises the errors of the stages, all `LatentSyncError`; `job.out` is written under a partial name and renamed at the end.
     """
-    parts, folder = parts or Parts(), job.out.absolute().parent
-    if not folder.is_dir():
-        raise MediaError(f"the folder of {job.out} does not exist: create it, or choose another --out.")
+    parts = parts or Parts()
+    check_target(job.out, job.crf)
+    sampler.schedule(SAMPLER, job.steps)
+    check_silence(job.silence)
     device = torch.device(job.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = weights.find_model(job.model)
     speech = read_audio(job.audio)
@@ -104,7 +107,7 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
         aligned=clip.frame_count,
         redrawn=frames,
         jobs=jobs,
-        out={folder: budget.film(frames, clip.width, clip.height, float(frames / clip.rate), job.crf)},
+        out={job.out.absolute().parent: budget.film(frames, clip.width, clip.height, float(frames / clip.rate), job.crf)},
     )
     detector = parts.detector or face.load_detector(job.detector)
     decoder = parts.vae or model.load_vae(path=job.vae, device=device)
@@ -140,6 +143,7 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
                 steps=job.steps,
                 guidance=job.guidance,
                 seed=job.seed,
+                sampler=SAMPLER,
                 journal=journal,
                 spool_folder=temp,
                 progress=progress,

@@ -14,8 +14,8 @@ import torch
 from latentsync_rtx import commands
 from latentsync_rtx.commands import run as run_command
 from latentsync_rtx.lipsync import folders, pipeline, spool
-from latentsync_rtx.lipsync.clip import open_clip, read_audio
-from latentsync_rtx.lipsync.errors import AudioError, DiskSpaceError, FaceError, MediaError, NumericError
+from latentsync_rtx.lipsync.clip import open_clip, read_audio, write
+from latentsync_rtx.lipsync.errors import AudioError, DiskSpaceError, FaceError, LatentSyncError, MediaError, NumericError
 
 from . import small_jobs
 from .small_jobs import StubRunner, film, frames_of, job, mouth, parts, picture, speech
@@ -201,10 +201,35 @@ def test_ctrl_c_on_the_command_line_says_how_to_go_on(tmp_path, monkeypatch, cap
     assert not made.out.exists()
 
 
-def test_a_folder_that_is_not_there(tmp_path):  # F28
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"out": "nowhere/out.mp4"}, MediaError, r"folder of .*nowhere/out\.mp4 does not exist"),
+        ({"out": "clip.mp4/out.mp4"}, MediaError, "does not exist"),
+        ({"out": "out.avi"}, MediaError, r"name it \.mp4, \.m4v, \.mov, \.mkv, not \.avi"),
+        ({"out": "out"}, MediaError, "without a suffix"),
+        ({"out": "folder.mp4"}, MediaError, "it is a folder"),
+        ({"crf": 52}, MediaError, "crf 52: 0 .* to 51"),
+        ({"steps": 0}, LatentSyncError, "0 denoising steps"),
+        ({"silence": "hush"}, ValueError, "off, rest, keep"),
+        ({"length": "long"}, ValueError, "audio, video, shortest"),
+        ({"extend": "on"}, ValueError, "ping-pong, loop, hold"),
+        ({"work_rate": -3}, MediaError, "frame rate of -3"),
+        ({"model": "no such model"}, LatentSyncError, "no such model"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, change, error, says):  # F28, F38
+    (tmp_path / "folder.mp4").mkdir()
     made = job(tmp_path, 3)
-    with pytest.raises(MediaError, match=r"folder of .* does not exist"):
-        run(replace(made, out=tmp_path / "nowhere" / "out.mp4"), progress=listen_until(1, "audio", AssertionError))
+    change = {"out": tmp_path / change["out"]} if "out" in change else change
+    with pytest.raises(error, match=says):
+        run(replace(made, **change), progress=listen_until(1, "audio", AssertionError))
+
+
+def test_a_folder_that_takes_no_files(tmp_path, monkeypatch):  # F28
+    monkeypatch.setattr(write.tempfile, "TemporaryFile", lambda dir: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(MediaError, match=r"cannot write .*out\.mp4: Permission denied"):
+        run(job(tmp_path, 3), progress=listen_until(1, "audio", AssertionError))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a film, only text", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"])

@@ -22,6 +22,7 @@ _GAP = 0.015  # seconds between two packets: less than any coder's packet, more 
 _OFFSET = 0.01  # seconds between the starts of sound and pictures that nobody sees
 _LONGEST_OFFSET = 60.0  # seconds: more is a broken clock
 _SILENCE = 600.0  # seconds: a longer gap is a broken clock too
+_BELIEVED = 600.0  # seconds: headers promise anything; longer sound makes its room as it comes
 _RELEASE = 1 << 18  # samples between two releases of a waveform in a file
 _AAC_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1(back)", 8: "7.1"}
@@ -54,7 +55,7 @@ def read_audio(source: "str | os.PathLike | io.BytesIO | Media") -> dict | None:
             time = frame.time if frame.time is not None else end or 0.0
             if track is None:
                 begun = time
-                track = _Samples(len(samples), round(_duration(container, stream) * rate))
+                track = _Samples(len(samples), round(min(_duration(container, stream), _BELIEVED) * rate))
                 lead = begun - start if start is not None else 0.0
                 if _OFFSET < lead < _LONGEST_OFFSET:
                     track.skip(round(lead * rate))
@@ -98,7 +99,7 @@ class _Samples:
         size = self._buffer.shape[1]
         if self._length + count <= size:
             return
-        larger = mapped.zeros((len(self._buffer), max(self._length + count, size + size // 4 + _RELEASE)), folder=temp_dir())
+        larger = mapped.zeros((len(self._buffer), max(self._length + count, 2 * size)), folder=temp_dir())
         for part in range(0, self._length, _RELEASE):
             larger[:, part:min(part + _RELEASE, size)] = self._buffer[:, part:part + _RELEASE]
             mapped.release(self._buffer)

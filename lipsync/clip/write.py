@@ -1,11 +1,13 @@
 """Writing a clip as it is made: one encode, one file, and no file unless it is whole."""
 import contextlib
+import errno
 import glob
 import io
 import logging
 import os
 import queue
 import secrets
+import tempfile
 import threading
 import time
 from fractions import Fraction
@@ -53,9 +55,7 @@ class ClipWriter:
     def __init__(self, path, width: int, height: int, rate, audio=None, crf: float = 18, *,
                  look: Look | None = None, encoder: str = "auto", preset: str = "medium", lossless: bool = False):
         self.path = Path(path).absolute()
-        self.format = _FORMATS.get(self.path.suffix.lower())
-        if self.format is None:
-            raise MediaError(f"cannot write {self.path.name}: name it {', '.join(_FORMATS)}, not {self.path.suffix or 'without a suffix'}")
+        self.format = _format_of(self.path, crf)
         if min(width, height) < 1:
             raise ShapeError(f"a clip of {width}x{height} pixels cannot be written")
         self.width, self.height, self.rate = int(width), int(height), as_rate(rate)
@@ -221,6 +221,30 @@ class ClipWriter:
         for packet in packets:
             packet.duration = packet.duration or round(1 / self.rate / packet.time_base)  # else the last frame has none
             self._container.mux(packet)
+
+
+def check_target(path: str | os.PathLike, crf: float = 18) -> None:
+    """Raises MediaError unless a clip can be written to `path`: a known kind of file, in a folder that is there and takes new files. For
+    whoever has long work to do before."""
+    path = Path(path).absolute()
+    _format_of(path, crf)
+    if not path.parent.is_dir():
+        raise MediaError(f"the folder of {path} does not exist: create it, or choose another place")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise MediaError(f"cannot write {path}: {reason(error)}") from error
+
+
+def _format_of(path: Path, crf: float) -> str:
+    name = _FORMATS.get(path.suffix.lower())
+    if name is None:
+        raise MediaError(f"cannot write {path.name}: name it {', '.join(_FORMATS)}, not {path.suffix or 'without a suffix'}")
+    if not 0 <= crf <= 51:
+        raise MediaError(f"cannot write {path.name} at crf {crf:g}: 0 (lossless) to 51 is possible, 18 is usual")
+    return name
 
 
 def copies_sound(source: str | os.PathLike | io.BytesIO, path: str | os.PathLike) -> bool:

@@ -243,7 +243,10 @@ class RtxRunner(Runner):
 
     def _verify(self, gpu: Gpu, expected: list[Tensor]) -> None:
         verdict = parity.compare(parity.answers(self, self.spec), expected)
-        self.engine = engines.record_parity(self.engine, gpu, verdict)
+        try:
+            self.engine = engines.record_parity(self.engine, gpu, verdict)
+        except OSError as error:  # in a read-only folder it is compared each time
+            log.warning("cannot keep the comparison beside %s: %s", self.engine.path, error)
         if not verdict["passed"]:
             raise EngineError(f"engine {self.engine.path.name}: {refusal(verdict, gpu.key)}")
         log.info("%s computes what PyTorch does: cosine %.7f.", self.engine.path.name, verdict["cosine"])
