@@ -94,9 +94,9 @@ def test_a_variable_rate(tmp_path):  # F24: 20 pictures, each later one twice as
     size = frames[0].shape[1::-1]
     path = make_clip(tmp_path / "vfr.mp4", 20, size=size, times=times, ticks=Fraction(1, 1000), pictures=frames, options={"qp": "4"})
     after = frames_of(run(job(tmp_path, 1, video=path, length="video", audio=speech(tmp_path / "long.wav", 2.0))).path)
-    shown = [*range(10), *np.arange(10, 20).repeat(2)][:-1]  # how long the last one stays nobody says
-    assert len(after) == 29
-    assert all(near(frame[:8], frames[k][:8]) for frame, k in zip(after, shown, strict=True))
+    shown = [*range(10), *np.arange(10, 20).repeat(2)]
+    assert len(after) in (29, 30), "how long the last one stays is the muxer's guess"
+    assert all(near(frame[:20], frames[k][:20]) for frame, k in zip(after, shown, strict=False))
 
 
 @pytest.mark.parametrize(("rate", "work_rate"), [(16, 25), (24, None), ("30000/1001", None), (50, 25), (60, None), (12, None)])
