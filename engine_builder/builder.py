@@ -61,7 +61,17 @@ def build(
     found = None if rebuild else _existing(path, want)
     if found:
         progress(100, 100, stage=STAGE)
-        return found
+        return {**found, "path": str(path)}
+    try:
+        manifest = _build_at(path, source, want, progress, rebuild)
+    except OSError as error:  # a read-only folder, a full disk
+        raise EngineError(f"cannot build an engine in {folder}: {error}.") from error
+    progress(100, 100, stage=STAGE)
+    return {**manifest, "path": str(path)}
+
+
+def _build_at(path: Path, source: "_Source", want: Mapping, progress: Progress, rebuild: bool) -> dict:
+    folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     with storage.locked(folder / BUILD_LOCK, waiting=lambda: progress(0, 100, stage=STAGE)):
         found = None if rebuild else _existing(path, want)  # by whoever had the lock
@@ -82,8 +92,7 @@ def build(
         finally:
             shutil.rmtree(work, ignore_errors=True)
     log.info("%s: %s", path, summary(manifest))
-    progress(100, 100, stage=STAGE)
-    return {**manifest, "path": str(path)}
+    return manifest
 
 
 def check(path: str | Path, **wanted) -> tuple[bool, str]:
@@ -163,7 +172,7 @@ def _file_name(model: str, want: Mapping) -> str:
 def _existing(path: Path, want: Mapping) -> dict | None:
     ok, reason = engines.check(path, **want)
     if ok:
-        return {**engines.read(path).manifest, "path": str(path)}
+        return engines.read(path).manifest
     if path.exists():
         log.warning("built again: %s", reason)
     return None

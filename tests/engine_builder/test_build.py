@@ -150,6 +150,23 @@ def test_no_room_on_the_disk(model, tmp_path, monkeypatch):
     assert files(tmp_path) == set()
 
 
+def test_a_folder_that_cannot_be_written_to(model, tmp_path):
+    (tmp_path / "engines").write_text("a file where the folder should be")
+    with pytest.raises(EngineError, match="cannot build an engine in"):
+        engine_builder.build(model, tmp_path / "engines", **VARIANT)
+    assert (tmp_path / "engines").is_file()
+
+
+def test_a_disk_that_fills_up(model, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(builder.weight_file, "write", full)
+    with pytest.raises(EngineError, match="No space left on device"):
+        engine_builder.build(model, tmp_path, **VARIANT)
+    assert files(tmp_path) == set() and not list(tmp_path.glob(".build-*"))
+
+
 def test_no_room_in_memory(model, tmp_path, monkeypatch):
     monkeypatch.setattr(builder, "_free_memory", lambda: 10**6)
     with pytest.raises(EngineError, match=r"needs 1\.\d GB of memory"):

@@ -290,6 +290,16 @@ def test_an_engine_that_computes_something_else_is_refused_with_the_figure(make,
     assert runner.double.weight_loads == loads
 
 
+def test_a_verdict_that_cannot_be_kept_still_counts(make, unet, device, monkeypatch):
+    def refuse(*_):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(tensorrt_rtx.engines, "record_parity", refuse)
+    assert_computes_the_network(make(parity={}), unet, device)
+    with pytest.raises(EngineError, match="cosine"):
+        make({"error": 0.3}, parity={}).load()
+
+
 def test_zeros_are_refused(make, unet):
     runner = make(parity={})
     runner.double.unet = type("Zeros", (torch.nn.Module,), {"forward": lambda self, sample, *_: sample[:, :4] * 0})()
