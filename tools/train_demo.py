@@ -381,6 +381,7 @@ class Step:
     def capture(self) -> None:
         trainer = self.trainer
         try:
+            self.loss = None  # it keeps gradient accumulators alive that belong to another stream, which breaks a capture
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -390,7 +391,7 @@ class Step:
             torch.cuda.current_stream().wait_stream(side)
             trainer.unet.zero_grad(set_to_none=True)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=side):
                 self.loss = self.compute()
                 self.loss.backward()
             self.graph, self.captured = graph, True
