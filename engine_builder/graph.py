@@ -119,7 +119,7 @@ def _tabulate_waves(network: LatentSyncUNet, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def _group_norm_as_operator() -> Iterator[None]:
-    """Ours is spelled out in reductions, three times the nodes."""
+    """Ours is spelled out in reductions: three times the nodes, and 0.17 GB more scratch memory in the full engine."""
     ours, ops.group_norm = ops.group_norm, _group_norm
     try:
         yield
