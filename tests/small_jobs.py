@@ -72,7 +72,7 @@ def job(folder: Path, frames: int = 20, seconds: float | None = None, black=(), 
         resolution=SIDE,
         steps=2,
         device="cpu",
-        crf=0,  # lossless: above that x264's lookahead does not always decide alike on pictures this small
+        crf=8,
     )
     return replace(made, **changes)
 

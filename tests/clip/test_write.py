@@ -4,9 +4,11 @@ import itertools
 import logging
 import os
 import stat
+import subprocess
 import sys
 import threading
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -348,3 +350,23 @@ def test_what_a_killed_process_left_of_this_name_goes(tmp_path, media):  # F30
     with ClipWriter(tmp_path / "a [1].mp4", 64, 48, 25, **FAST) as writer:
         writer.write(media.picture(0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a [1].4567cdef.part", "a [1].mp4", "b.0123abcd.part"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+def test_the_same_frames_give_the_same_file_whatever_was_in_memory(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import conftest
+from latentsync_rtx.lipsync.clip import ClipWriter
+from latentsync_rtx.tests.small_jobs import picture
+with ClipWriter(sys.argv[1], 160, 120, 25, crf=8) as writer:
+    for k in range(24):
+        writer.write(picture(k))
+"""
+    written = []
+    for fill in ("1", "170"):  # glibc gives out memory full of this
+        path = tmp_path / f"{fill}.mp4"
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True, env={**os.environ, "MALLOC_PERTURB_": fill})
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
