@@ -216,7 +216,7 @@ def scripted(monkeypatch, body: str):
         ("sys.stderr.write('Traceback\\nValueError: weird\\n'); os._exit(1)", "ValueError: weird"),
         ("say(log='allocating'); os.kill(os.getpid(), 9)", "allocating. The process was ended from outside, signal 9 (for lack of memory"),
         ("os._exit(0)", "it said nothing"),
-        ("print('plain output'); os._exit(5)", "plain output"),
+        ("print('plain output', flush=True); os._exit(5)", "plain output"),
     ],
 )
 def test_the_last_words_of_a_build_that_fails(model, tmp_path, monkeypatch, body, words):  # F43
