@@ -37,18 +37,19 @@ def log_mel(waveform_16k: torch.Tensor, check: Callable[[], None] = unchecked) -
     if waveform_16k.ndim != 1 or not len(waveform_16k):
         raise AudioError(f"log-mel needs at least one sample of mono sound, not a waveform of shape {list(waveform_16k.shape)}.")
     samples = waveform_16k.float()
-    samples = torch.nn.functional.pad(samples, (0, max(0, N_FFT - len(samples))))
-    count = len(samples) // HOP
-    samples = torch.nn.functional.pad(samples[None], (N_FFT // 2, N_FFT // 2), mode="reflect")[0]
+    samples = torch.nn.functional.pad(samples, (0, N_FFT - len(samples))) if len(samples) < N_FFT else samples
+    count, half = len(samples) // HOP, N_FFT // 2
     filters, window = _mel_filters().to(samples.device), torch.hann_window(N_FFT, device=samples.device)
     mel = samples.new_empty(N_MELS, count)
     for start in range(0, count, 3000):  # the spectra of an hour at once would be a gigabyte
         check()
         end = min(count, start + 3000)
-        frames = samples[start * HOP : (end - 1) * HOP + N_FFT].unfold(0, N_FFT, HOP)
-        power = torch.fft.rfft(frames * window).abs().square()
+        first, last = start * HOP - half, (end - 1) * HOP + half
+        piece = samples[max(0, first) : last]
+        piece = torch.nn.functional.pad(piece[None], (max(0, -first), max(0, last - len(samples))), mode="reflect")[0]
+        power = torch.fft.rfft(piece.unfold(0, N_FFT, HOP) * window).abs().square()
         mel[:, start:end] = (filters @ power.T).clamp(min=1e-10).log10()
-    return (torch.maximum(mel, mel.max() - 4 * QUIETEST) + 4.0) / 4.0
+    return mel.clamp_(min=mel.max() - 4 * QUIETEST).add_(4.0).div_(4.0)
 
 
 def _mel_filters() -> torch.Tensor:
@@ -184,10 +185,13 @@ def _fade_in(length: int, shared: int) -> torch.Tensor:
 
 
 def _levels(mono: torch.Tensor, length: int) -> torch.Tensor:
-    step = sound.RATE // STEPS_PER_SECOND
-    samples = torch.nn.functional.pad(mono, (0, max(0, length * step - len(mono))))[: length * step]
-    power = samples.view(length, step).square().mean(1)
-    return (10 * power.log10()).clamp(min=SILENCE_DB)
+    step, levels = sound.RATE // STEPS_PER_SECOND, torch.empty(length)
+    for start in range(0, length, 3000):
+        end = min(length, start + 3000)
+        samples = mono[start * step : end * step]
+        samples = torch.nn.functional.pad(samples, (0, (end - start) * step - len(samples)))
+        levels[start:end] = 10 * samples.view(-1, step).square().mean(1).log10()
+    return levels.clamp_(min=SILENCE_DB)
 
 
 def speech_gain(
