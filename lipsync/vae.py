@@ -92,7 +92,7 @@ def decode_crops(vae, latents: torch.Tensor, track, timeline, *, spool_folder: P
         raise ShapeError(f"these faces need latents {list(wanted)}, not {list(latents.shape)}: decode what was denoised for them.")
     rows = np.asarray(track.crop_row)[timeline.source[redrawn]]
     redraw = 1 - torch.from_numpy(keep_mask(side))
-    size = BLOCK if _device(vae) != "cpu" else 1  # on a CPU one crop takes long enough
+    size = BLOCK if _device(vae, latents) != "cpu" else 1  # on a CPU one crop takes long enough
 
     def gather(start: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         part = slice(start, start + size)
@@ -120,10 +120,13 @@ def decode_crops(vae, latents: torch.Tensor, track, timeline, *, spool_folder: P
     return Crops(spool, timeline)
 
 
-def _device(vae) -> str | None:
-    """Kind of the device that a VAE decodes on, where it tells."""
-    device = getattr(vae, "device", None) or getattr(getattr(vae, "model", None), "device", None)
-    return None if device is None else torch.device(device).type
+def _device(vae, latents: torch.Tensor) -> str:
+    """Kind of the device that a VAE decodes on: what it says, else where its weights are, else where the latents are."""
+    model = getattr(vae, "model", None)
+    device = getattr(vae, "device", None) or getattr(model, "device", None)
+    if device is None and isinstance(model, torch.nn.Module):
+        device = next((weights.device for weights in model.parameters()), None)
+    return torch.device(device or latents.device).type
 
 
 def _chosen(vae, choose):

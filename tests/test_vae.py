@@ -185,7 +185,8 @@ def track_of(found, side=64):
     return SimpleNamespace(resolution=side, found=found, crop_row=rows, crops=crops)
 
 
-def test_crops_are_decoded_block_by_block_and_kept_pixels_are_put_back(tmp_path):
+@pytest.mark.parametrize(("device", "at_once"), [("cuda", 16), ("cpu", 1), (None, 1)])  # F49: on a CPU one crop can take seconds
+def test_crops_are_decoded_block_by_block_and_kept_pixels_are_put_back(tmp_path, device, at_once):
     found = np.ones(40, bool)
     found[[3, 17, 18]] = False
     track = track_of(found)
@@ -194,11 +195,11 @@ def test_crops_are_decoded_block_by_block_and_kept_pixels_are_put_back(tmp_path)
     latents = torch.randn(len(redrawn), 4, 8, 8) * 3
     sizes, calls = [], []
     demo = LinearVAE()
-    counting = SimpleNamespace(decode=lambda z: (sizes.append(len(z)), demo.decode(z))[1])
+    counting = SimpleNamespace(decode=lambda z: (sizes.append(len(z)), demo.decode(z))[1], device=device)
     progress = lambda done, total, *, stage="", preview=None: calls.append((done, total, stage, preview))  # noqa: E731
     crops = vae.decode_crops(counting, latents, track, plan, spool_folder=tmp_path, progress=progress)
     assert crops.timeline is plan and crops.resolution == 64 and len(crops.images) == len(redrawn)
-    assert max(sizes) == 16 and sum(sizes) == len(redrawn)
+    assert max(sizes) == at_once and sum(sizes) == len(redrawn)
     assert calls[-1][:3] == (len(redrawn), len(redrawn), "decode") and calls[-1][3].shape == (64, 64, 3)
     images, keep = crops.images.read(slice(0, len(redrawn))), keep_mask(64)
     originals = track.crops.read(track.crop_row[plan.source[redrawn]])
