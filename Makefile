@@ -26,7 +26,6 @@ help:
 	@echo "make test-gpu, make test-full-engine    what needs a CUDA device; the full-size TensorRT-RTX build (minutes, 7 GB)"
 	@echo "make workflows  the examples in the editor's form, from their API form"
 	@echo "make serve   ComfyUI with this pack, to look at in a browser"
-	@echo "make bench-memory   does memory stay flat in the length of a clip? minutes; BENCH=\"--frames 250 2500 --size 1920 1080\""
 	@echo "make venv    only install what the others need, into $(VENV)"
 	@echo "make clean   remove $(VENV), .cache and build"
 

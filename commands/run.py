@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 
 from ..lipsync import audio, face, folders, timeline, weights
+from ..lipsync.clip import ENCODERS
 from ..lipsync.errors import MediaError
 from ..lipsync.pipeline import Job, run
 from ..lipsync.runners.choice import BACKENDS
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default=DEFAULTS.backend, help="what runs the network (default %(default)s)")
     parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the GPU if there is one)")
     parser.add_argument("--crf", type=int, default=DEFAULTS.crf, help="H.264 quality, lower is better (default %(default)s)")
+    parser.add_argument("--encoder", choices=("auto", *ENCODERS), default=DEFAULTS.encoder, help="of the pictures (default: libx264)")
     parser.add_argument("--lossless", action="store_true", help="write sound that cannot be copied from its file as FLAC, not AAC")
     parser.add_argument("--no-resume", dest="resume", action="store_false", help=f"do not keep finished blocks in {jobs}")
     parser.add_argument("--download", action="store_true", help="fetch missing model files from Hugging Face first")

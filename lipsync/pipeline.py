@@ -32,7 +32,7 @@ class Job:
     work_rate: frames a second of the work and of the result; None keeps the clip's own.
     backend: see `runners.choice`. device: torch device name; None takes the GPU if there is one.
     silence, silence_db: what the mouth does in silence, and what that is, see `silence.with_silence`.
-    lossless: write sound that cannot be copied from its file as FLAC instead of AAC.
+    encoder: of the pictures, see `ClipWriter`. lossless: write sound that cannot be copied from its file as FLAC instead of AAC.
     resume: keep finished blocks in `folders.jobs_dir()` until the job is done, and go on from those that are there.
     """
 
@@ -60,6 +60,7 @@ class Job:
     backend: str = AUTO
     silence: str = "off"
     silence_db: float = audio_stage.THRESHOLD_DB
+    encoder: str = "auto"
     lossless: bool = False
     resume: bool = True
 
@@ -88,7 +89,7 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
     Raises the errors of the stages, all `LatentSyncError`; `job.out` is written under a partial name and renamed at the end.
     """
     parts = parts or Parts()
-    check_target(job.out, job.crf)
+    check_target(job.out, job.crf, job.encoder)
     sampler.schedule(SAMPLER, job.steps)
     check_silence(job.silence)
     device = torch.device(job.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -153,7 +154,8 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
                 runner.unload()
         crops = vae.decode_crops(decoder, latents, track, plan, spool_folder=temp, progress=progress)
     voice = job.audio if copies_sound(job.audio, job.out) else features.audio
-    path = restore.restore_clip(track, crops, voice, job.out, crf=job.crf, device=device, progress=progress, lossless=job.lossless)
+    encoding = {"crf": job.crf, "encoder": job.encoder, "lossless": job.lossless}
+    path = restore.restore_clip(track, crops, voice, job.out, device=device, progress=progress, **encoding)
     if journal:
         journal.discard()
     notes = [track.summary(), f"Model: {model.description}", runner.model and runner.model.resolution_warning(side)]

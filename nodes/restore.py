@@ -7,6 +7,7 @@ from comfy_api.latest import InputImpl, io
 from comfy_execution.graph_utils import ExecutionBlocker
 
 from ..lipsync import budget, folders, restore
+from ..lipsync.clip import ENCODERS
 from . import sockets
 from .progress import NodeProgress
 
@@ -35,6 +36,13 @@ class LatentSyncRestore(io.ComfyNode):
                 io.Boolean.Input(
                     "lossless_sound", default=False, optional=True, tooltip="The speech as FLAC, exact up to 24 bits, instead of AAC."
                 ),
+                io.Combo.Input(
+                    "encoder",
+                    options=["auto", *ENCODERS],
+                    default="auto",
+                    optional=True,
+                    tooltip="'auto' is libx264, the best picture for its size. 'h264_nvenc' leaves it to the graphics card; what is not there is passed over.",
+                ),
             ],
             outputs=[io.Video.Output(display_name="video"), io.Image.Output(display_name="images")],
         )
@@ -45,7 +53,7 @@ class LatentSyncRestore(io.ComfyNode):
         return output in OUTPUTS or f"{output!r} is none of {', '.join(OUTPUTS)}"
 
     @classmethod
-    def execute(cls, faces, crops, audio, output, crf, lossless_sound=False) -> io.NodeOutput:
+    def execute(cls, faces, crops, audio, output, crf, lossless_sound=False, encoder="auto") -> io.NodeOutput:
         progress, device = NodeProgress(), get_torch_device()
         video = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[0]!r} or {OUTPUTS[2]!r} to get a video.")
         images = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
@@ -54,9 +62,8 @@ class LatentSyncRestore(io.ComfyNode):
             frames, clip = len(crops.timeline), faces.clip
             size = budget.film(frames, clip.width, clip.height, float(crops.timeline.seconds), crf)
             budget.require(temp=path.parent, side=faces.resolution, out={path.parent: size})
-            restore.restore_clip(
-                faces, crops, audio.audio, path, crf=crf, device=device, progress=progress, lossless=lossless_sound
-            )
+            encoding = {"crf": crf, "encoder": encoder, "lossless": lossless_sound}
+            restore.restore_clip(faces, crops, audio.audio, path, device=device, progress=progress, **encoding)
             video = InputImpl.VideoFromFile(str(path))
         if output != OUTPUTS[0]:
             images = restore.restore_images(faces, crops, device=device, progress=progress)

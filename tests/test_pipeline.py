@@ -210,6 +210,7 @@ def test_ctrl_c_on_the_command_line_says_how_to_go_on(tmp_path, monkeypatch, cap
         ({"out": "out"}, MediaError, "without a suffix"),
         ({"out": "folder.mp4"}, MediaError, "it is a folder"),
         ({"crf": 52}, MediaError, "crf 52: 0 .* to 51"),
+        ({"encoder": "xvid"}, MediaError, "no encoder 'xvid': choose auto, libx264"),
         ({"steps": 0}, LatentSyncError, "0 denoising steps"),
         ({"silence": "hush"}, ValueError, "off, rest, keep"),
         ({"length": "long"}, ValueError, "audio, video, shortest"),

@@ -4,6 +4,6 @@ from .colour import Look
 from .read import TensorClip, open_clip
 from .sound import read_audio
 from .video import VideoClip
-from .write import ClipWriter, check_target, copies_sound
+from .write import ENCODERS, ClipWriter, check_target, copies_sound
 
-__all__ = ["Clip", "ClipWriter", "Look", "TensorClip", "VideoClip", "as_rate", "check_target", "copies_sound", "open_clip", "read_audio"]
+__all__ = ["ENCODERS", "Clip", "ClipWriter", "Look", "TensorClip", "VideoClip", "as_rate", "check_target", "copies_sound", "open_clip", "read_audio"]

@@ -225,11 +225,12 @@ class ClipWriter:
             self._container.mux(packet)
 
 
-def check_target(path: str | os.PathLike, crf: float = 18) -> None:
+def check_target(path: str | os.PathLike, crf: float = 18, encoder: str = "auto") -> None:
     """Raises MediaError unless a clip can be written to `path`: a known kind of file, in a folder that is there and takes new files. For
     whoever has long work to do before."""
     path = Path(path).absolute()
     _format_of(path, crf)
+    _require_known(encoder)
     if not path.parent.is_dir():
         raise MediaError(f"the folder of {path} does not exist: create it, or choose another place")
     try:
@@ -249,6 +250,11 @@ def _format_of(path: Path, crf: float) -> str:
     return name
 
 
+def _require_known(encoder: str) -> None:
+    if encoder != "auto" and encoder not in ENCODERS:
+        raise MediaError(f"there is no encoder {encoder!r}: choose auto, {', '.join(ENCODERS)}")
+
+
 def copies_sound(source: str | os.PathLike | io.BytesIO, path: str | os.PathLike) -> bool:
     """Whether the sound track of the file `source` can go into a clip at `path` bit for bit."""
     return CopiedSound.possible(Media.of(source), _FORMATS.get(Path(path).suffix.lower(), "mp4"))
@@ -256,8 +262,7 @@ def copies_sound(source: str | os.PathLike | io.BytesIO, path: str | os.PathLike
 
 def choose_encoder(wanted: str, width: int, height: int, rate: Fraction) -> str:
     """The encoder to use: `wanted` if it works here, else the first of ENCODERS that does. MediaError when none does."""
-    if wanted != "auto" and wanted not in ENCODERS:
-        raise MediaError(f"there is no encoder {wanted!r}: choose auto, {', '.join(ENCODERS)}")
+    _require_known(wanted)
     for name in ([wanted] if wanted != "auto" else []) + list(ENCODERS):
         try:
             context = av.CodecContext.create(name, "w")
