@@ -105,8 +105,9 @@ def runner_identity(runner) -> str | None:
     model, spec = getattr(runner, "model", None), runner.spec
     if model is None:
         return None
-    engine = getattr(runner, "engine_identity", "") if spec.backend != "torch" else ""
-    return f"{model.fingerprint} {spec.backend} {spec.device.type} {spec.dtype} {spec.frames} {spec.batch} {engine}"
+    engine = getattr(runner, "engine_identity", "") if spec.backend != "torch" else torch.__version__
+    card = torch.cuda.get_device_name(spec.device) if spec.device.type == "cuda" else spec.device.type
+    return f"{model.fingerprint} {spec.backend} {card} {spec.dtype} {spec.frames} {spec.batch} {engine}"
 
 
 def vae_identity(vae) -> str | None:
@@ -114,6 +115,8 @@ def vae_identity(vae) -> str | None:
     network = next((part for part in (getattr(vae, "first_stage_model", None), getattr(vae, "model", None), vae) if _is_network(part)), None)
     if network is None:
         return getattr(vae, "identity", None)
+    if any(value.is_meta for value in network.state_dict().values()):  # its owner keeps the weights elsewhere just now
+        return None
     some = [name_of(name, tuple(value.shape), value.flatten()[:64].float()) for name, value in sorted(network.state_dict().items())]
     precision = getattr(vae, "vae_dtype", None) or next(iter(network.state_dict().values())).dtype
     return name_of(type(network).__name__, precision, *some)

@@ -112,3 +112,6 @@ def test_a_vae_is_told_by_its_weights():
     assert None not in names and len(set(names)) == len(names)
     assert vae_identity(Wrapped(0)) == names[0]
     assert vae_identity(object()) is None
+    away = Wrapped(0)
+    away.model.to_empty(device="meta")
+    assert vae_identity(away) is None
