@@ -27,7 +27,8 @@ FORMAT = 1
 EXPORT_REVISION = 2  # raise it with every change of engine_builder/graph.py that changes what an engine computes
 HEADER_BYTES = 64  # of a plan: all that its validity check needs
 PORTABLE, THIS_GPU = "portable", "gpu"
-SUPPORTED = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT-RTX 1.7 builds for
+# Compute capabilities that TensorRT-RTX 1.7 builds this network for. It knows 7.5 (Turing) too, but its compiler gives up there.
+SUPPORTED = ("8.0", "8.6", "8.9", "12.0", "12.1")
 REBUILD = "Build the engine again: node 'LatentSync Build Engine', or `build-engine` on the command line."
 MIN_COSINE = 0.9999  # between engine and PyTorch, below which an engine is refused
 
@@ -74,7 +75,7 @@ def variant(manifest: Mapping) -> str:
 def normalised_targets(targets: str | Iterable | None) -> str | list[str]:
     """"portable", "gpu", or a sorted list of capabilities, from any usual spelling: 8.9, "8.9", "sm89", (8, 9), "8.6,8.9", "this GPU".
 
-    Raises EngineError for what TensorRT-RTX does not build for.
+    Raises EngineError for what TensorRT-RTX does not build this network for.
     """
     if targets is None or targets == PORTABLE:
         return PORTABLE
@@ -90,7 +91,7 @@ def normalised_targets(targets: str | Iterable | None) -> str | list[str]:
     unknown = [target for target in wanted if target not in SUPPORTED]
     if unknown or not wanted:
         raise EngineError(
-            f"TensorRT-RTX does not build for compute capability {', '.join(unknown) or '(none given)'}: "
+            f"TensorRT-RTX does not build this network for compute capability {', '.join(unknown) or '(none given)'}: "
             f"choose {PORTABLE!r}, {THIS_GPU!r}, or some of {', '.join(SUPPORTED)}."
         )
     return sorted(set(wanted), key=lambda text: [int(part) for part in text.split(".")])
@@ -109,12 +110,12 @@ def covers(manifest: Mapping, gpu: Gpu) -> bool:
     if targets == THIS_GPU:
         return manifest.get("gpu") == {"name": gpu.name, "capability": gpu.capability}
     if targets == PORTABLE:
-        return gpu.capability in SUPPORTED and gpu.capability != "7.5"
+        return gpu.capability in SUPPORTED
     return gpu.capability in targets
 
 
 def unsupported(gpu: Gpu | None) -> str | None:
-    """Why TensorRT-RTX cannot run on this card at all, or None."""
+    """Why TensorRT-RTX cannot run the network on this card at all, or None."""
     if gpu is None:
         return "there is no NVIDIA GPU here"
     if gpu.capability not in SUPPORTED:

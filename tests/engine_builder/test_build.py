@@ -130,7 +130,7 @@ def test_a_name_tells_the_variant(model):
         ({"frames": 0}, "1 to 24 frames"),
         ({"resolution": 500}, "multiple of 64"),
         ({"resolution": 0}, "multiple of 64"),
-        ({"targets": ["9.0"]}, "does not build for compute capability 9.0"),
+        ({"targets": ["9.0"]}, "does not build this network for compute capability 9.0"),
         ({"targets": "this GPU"}, "cannot build for this GPU"),
     ],
 )

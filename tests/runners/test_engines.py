@@ -94,7 +94,7 @@ def test_identity_is_what_was_built_not_how_it_went(engine):
         ("gpu", "gpu"),
         (["12.0", "8.9", "8.9"], ["8.9", "12.0"]),
         ("8.6, 8.9", ["8.6", "8.9"]),
-        (["sm_120", "SM75"], ["7.5", "12.0"]),
+        (["sm_120", "SM80"], ["8.0", "12.0"]),
         (8.9, ["8.9"]),
         ((8, 6), ["8.6"]),
         ([(8, 6), 89], ["8.6", "8.9"]),
@@ -104,17 +104,20 @@ def test_targets_in_any_usual_spelling(given, expected):
     assert normalised_targets(given) == expected
 
 
-@pytest.mark.parametrize("given", ["9.0", ["sm90"], [], "everything"])
+@pytest.mark.parametrize("given", ["9.0", ["sm90"], ["7.5"], [], "everything"])
 def test_unknown_targets_are_refused_with_the_known_ones(given):
     with pytest.raises(EngineError, match=r"8\.9"):
         normalised_targets(given)
 
 
-def test_turing_needs_a_build_of_its_own():
-    turing = Gpu("NVIDIA GeForce RTX 2080", "7.5")
-    assert not covers({"targets": "portable"}, turing)
-    assert covers({"targets": ["7.5"]}, turing)
-    assert unsupported(turing) is None
+def test_cards_that_it_runs_on():
+    for capability in ("8.0", "8.6", "8.9", "12.0", "12.1"):
+        gpu = Gpu("a card", capability)
+        assert unsupported(gpu) is None
+        assert covers({"targets": "portable"}, gpu) and covers({"targets": [capability]}, gpu) and not covers({"targets": ["8.7"]}, gpu)
+    for capability in ("6.1", "7.5", "9.0", "10.0"):
+        assert capability in unsupported(Gpu("a card", capability))
+    assert "no NVIDIA GPU" in unsupported(None)
 
 
 # --- files ---
