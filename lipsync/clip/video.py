@@ -20,13 +20,14 @@ from av.video.reformatter import VideoReformatter
 from ..errors import MediaError
 from ..folders import temp_dir
 from ..spool import Spool, free_space
-from .base import STANDARD_RATES, Clip, count_frames
+from .base import STANDARD_RATES, Clip, as_rate, count_frames
 from .colour import look_of, to_rgb
 from .media import Media, picture_stream, reason, sound_stream
 
 log = logging.getLogger(__name__)
 
 _STEADY = 0.4  # of a frame: timestamps that stray less from k/rate are a constant rate (whole milliseconds stray by 0.12 at 240 fps)
+_ROUNDED = 0.1  # of a frame: what rounding explains, where a rate that people use and the measured one differ by next to nothing
 _EPSILON = 0.004  # seconds: how late a timestamp may be and still count for a tick; a quarter of a frame at most
 _BROKEN_CLOCK = 600  # seconds between two pictures: a counter that wrapped around or was reset, not a clip
 _WORTH_A_SEEK = 24  # frames that are sooner decoded than sought past
@@ -304,11 +305,15 @@ def _steady_rate(times: np.ndarray, known: list[Fraction]) -> Fraction | None:
     measured = Fraction(measured).limit_denominator(1001)
     count = np.arange(len(times))
     best, stray = None, _STEADY
+
+    def strays(rate: Fraction) -> float:
+        return round(float(np.abs(times * float(rate) - count).max()), 3)
+
     for rate in [*near, *known, measured]:
-        if 0 < rate <= 1000:
-            strays = round(float(np.abs(times * float(rate) - count).max()), 3)
-            if strays < stray:
-                best, stray = rate, strays
+        if 0 < rate <= 1000 and strays(rate) < stray:
+            best, stray = rate, strays(rate)
+    if best is not None and strays(usual := as_rate(float(best))) < _ROUNDED:
+        return usual  # 1750/73 is 23.976 in a short file that counts milliseconds
     return best
 
 
