@@ -30,5 +30,6 @@ class Lane:
         return self.stream is not None and torch.cuda.is_current_stream_capturing()
 
     def synchronize(self) -> None:
+        """Wait until nothing runs on the device: a captured graph with this lane's work runs wherever it is replayed."""
         if self.stream is not None:
-            self.stream.synchronize()
+            torch.cuda.synchronize(self.device)

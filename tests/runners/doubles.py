@@ -97,7 +97,8 @@ class Library:
 
     def _deserialize(self, runtime, blob):
         assert bytes(blob) == self.plan
-        assert runtime.defer_weights_loading is True, "weights must be deferred, or unloading gives nothing back"
+        streamed = self.manifest["weight_streaming"]
+        assert runtime.defer_weights_loading is not streamed, "weights must be deferred, or unloading gives nothing back"
         self.deserialized += 1
         manifest, side = self.manifest, self.manifest["resolution"] // 8
         batch, frames = 2 if manifest["guided"] else 1, manifest["frames"]
@@ -110,7 +111,8 @@ class Library:
         engine = self._double("ICudaEngine")
         engine.num_io_tensors = len(self.shapes)
         engine.device_memory_size_v2 = manifest["activation_bytes"]
-        engine.weights_loaded = False
+        engine.weights_loaded = streamed
+        engine.get_weight_streaming_automatic_budget.return_value = 777
         engine.get_tensor_name.side_effect = lambda index: list(self.shapes)[index]
         engine.get_tensor_shape.side_effect = lambda name: self.shapes[name]
         engine.load_weights.side_effect = lambda blob: self._made("load_weights", self._load_weights(engine, blob))
