@@ -115,7 +115,7 @@ class _Source:
 
     def __init__(self, model):
         self.config = model.config
-        if isinstance(model, LatentSyncUNet):
+        if isinstance(model, torch.nn.Module):
             self.name, self.tensors = "network", model.state_dict
             self.fingerprint = weights.fingerprint_of({name: value.detach().cpu() for name, value in model.state_dict().items()})
         else:
