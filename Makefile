@@ -68,5 +68,17 @@ test: lint $(FACE_MODELS)
 bench-memory: $(INSTALLED)
 	@$(RUN) bench/memory.py $(BENCH)
 
+test-gpu: $(INSTALLED) $(FACE_MODELS)
+	@$(RUN) -m pytest -m gpu
+
+test-full-engine: $(INSTALLED)
+	@$(RUN) tests/engine_builder/full_engine.py
+
+bench: $(INSTALLED) $(FACE_MODELS)
+	@$(RUN) . bench $(if $(COMPARE),--compare $(COMPARE))
+
+workflows: $(INSTALLED)
+	@$(RUN) tools/workflow.py
+
 clean:
 	rm -rf $(VENV) .cache build
