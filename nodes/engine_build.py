@@ -32,7 +32,7 @@ class LatentSyncEngineBuild(io.ComfyNode):
                     "targets",
                     options=list(TARGETS),
                     default=TARGETS[0],
-                    tooltip="'portable' runs on every RTX card; 'this GPU' may run faster and needs the card in this machine.",
+                    tooltip="'portable' runs on RTX 30 and newer; 'this GPU' may run faster and needs the card in this machine.",
                 ),
                 io.String.Input(
                     "compute_capabilities", default="8.9, 12.0", tooltip="For 'chosen': of the cards to build for. 8.6 is RTX 30, 8.9 RTX 40, 12.0 RTX 50."

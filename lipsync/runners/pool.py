@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..checkpoint import Uninitialised
 from ..errors import EngineError, LatentSyncError
+from ..progress import unchecked
 from ..unet import LatentSyncUNet, UNetConfig
 from . import engines
-from .base import Runner, RunnerSpec, Session, unchecked
+from .base import Runner, RunnerSpec, Session
 from .choice import AUTO, RTX, choose_for
 from .engines import Engine
 from .torch import TorchRunner

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import DependencyError, EngineError
+from ..progress import unchecked
 from . import engines, parity, storage
-from .base import Runner, RunnerSpec, Session, unchecked
+from .base import Runner, RunnerSpec, Session
 from .engines import Engine
 from .manifest import REBUILD, Gpu, refusal
 from .streams import Lane

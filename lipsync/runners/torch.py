@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..gpu import free_memory
+from ..progress import unchecked
 from ..unet import LatentSyncUNet
-from .base import Runner, RunnerSpec, Session, unchecked
+from .base import Runner, RunnerSpec, Session
 
 log = logging.getLogger(__name__)
 

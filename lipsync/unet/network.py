@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import ShapeError
+from ..progress import unchecked
 from .attention import Attention, SpatialTransformer
 from .blocks import DownLevel, Enlarge, Level, Middle, Resnet, UpLevel
 from .config import UNetConfig
-from .flow import Flow, Heard, unchecked
+from .flow import Flow, Heard
 
 
 class TimeEmbedding(nn.Module):
