@@ -3,6 +3,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -16,3 +18,11 @@ def load_pack():
 
 if "latentsync_rtx" not in sys.modules:
     load_pack()
+
+
+@pytest.fixture(scope="session")
+def recipe():
+    """The module that makes the reference tensors' inputs again."""
+    from latentsync_rtx.tests.data.golden import recipe
+
+    return recipe

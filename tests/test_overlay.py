@@ -1,6 +1,4 @@
 """The batched way back into frames, on a CPU: against the reference's picture and against OpenCV's way."""
-import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -11,25 +9,10 @@ from latentsync_rtx.lipsync.face import align_matrices
 from latentsync_rtx.lipsync.face.align import common_regions, face_size, lookups_at
 from latentsync_rtx.lipsync.matte import soft_matte
 from latentsync_rtx.lipsync.overlay import Overlay
+from latentsync_rtx.tests.pictures import GOLDEN, SEED, psnr
 from safetensors.numpy import load_file
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
-SEED = 11
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    sys.path.insert(0, str(GOLDEN))
-    try:
-        import recipe
-    finally:
-        sys.path.remove(str(GOLDEN))
-    return recipe
-
-
-def psnr(first, second):
-    return 10 * np.log10(255**2 / max(1e-9, ((first.astype(float) - second) ** 2).mean()))
 
 
 def generated(recipe, resolution):

@@ -1,7 +1,5 @@
 """Crops back into the clip: the reference's picture, untouched pixels, streams."""
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import av
 import cv2
@@ -17,29 +15,13 @@ from latentsync_rtx.lipsync.face.align import face_size, frame_region
 from latentsync_rtx.lipsync.matte import soft_matte
 from latentsync_rtx.lipsync.overlay import Overlay
 from latentsync_rtx.lipsync.spool import Spool
+from latentsync_rtx.tests.pictures import GOLDEN, SEED, psnr
 from safetensors.numpy import load_file
-
-GOLDEN = Path(__file__).parent / "data" / "golden"
-SEED = 11
 
 
 @pytest.fixture(scope="module")
 def golden():
     return load_file(GOLDEN / "align_restore.safetensors")
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    sys.path.insert(0, str(GOLDEN))
-    try:
-        import recipe
-    finally:
-        sys.path.remove(str(GOLDEN))
-    return recipe
-
-
-def psnr(first, second):
-    return 10 * np.log10(255**2 / max(1e-9, ((first.astype(float) - second) ** 2).mean()))
 
 
 def in_bytes(crop):

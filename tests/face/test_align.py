@@ -1,35 +1,17 @@
 """Landmarks to crops, against the reference's matrices and pictures."""
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from latentsync_rtx.lipsync.errors import ShapeError
 from latentsync_rtx.lipsync.face import Aligner, align_matrices, warp_crops
 from latentsync_rtx.lipsync.face.align import face_size, inverse, warp_face
+from latentsync_rtx.tests.pictures import GOLDEN, SEED, psnr
 from safetensors.numpy import load_file
-
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-SEED = 11
 
 
 @pytest.fixture(scope="module")
 def golden():
     return load_file(GOLDEN / "align_restore.safetensors")
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    sys.path.insert(0, str(GOLDEN))
-    try:
-        import recipe
-    finally:
-        sys.path.remove(str(GOLDEN))
-    return recipe
-
-
-def psnr(first, second):
-    return 10 * np.log10(255**2 / max(1e-9, ((first.astype(float) - second) ** 2).mean()))
 
 
 @pytest.mark.parametrize("resolution", [256, 512])

@@ -1,6 +1,4 @@
 """The batched way to crops, on a CPU: against the reference's pictures and against OpenCV's way."""
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,25 +7,10 @@ from latentsync_rtx.lipsync import batched
 from latentsync_rtx.lipsync.clip import open_clip
 from latentsync_rtx.lipsync.face import align_clip, align_matrices, track, warp_crops
 from latentsync_rtx.lipsync.face.warp import Warper
+from latentsync_rtx.tests.pictures import GOLDEN, SEED, psnr
 from safetensors.numpy import load_file
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-SEED = 11
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    sys.path.insert(0, str(GOLDEN))
-    try:
-        import recipe
-    finally:
-        sys.path.remove(str(GOLDEN))
-    return recipe
-
-
-def psnr(first, second):
-    return 10 * np.log10(255**2 / max(1e-9, ((first.astype(float) - second) ** 2).mean()))
 
 
 @pytest.mark.parametrize("resolution", [256, 512])
