@@ -6,8 +6,9 @@
 
 `train` writes FOLDER/demo.safetensors (float16, what lipsync/demo_model loads), FOLDER/log.jsonl (a line each `--report` steps) and
 FOLDER/samples.npz (pictures of held-out faces). It stops at `--minutes`, wherever it is, with the learning rate led down to zero by then.
-Start it again with the same folders and it goes on from WORK/vae.pt and WORK/state.pt (`--work`, by default FOLDER), or with
-`--start demo.safetensors` from weights alone. Everything random comes from `--seed`.
+`--pause M` leaves off after M minutes; started again with the same folders, it goes on from WORK/vae.pt and WORK/state.pt (`--work`, by
+default FOLDER) as far as the minutes of all parts together allow. `--start demo.safetensors` begins with weights alone.
+Everything random comes from `--seed`.
 """
 
 import argparse
@@ -37,15 +38,19 @@ SILENT = 0.1  # share of clips whose audio is all zero: the unguided half of gui
 class Clock:
     """Progress of a phase from 0 to 1: by steps or by time, whichever is further."""
 
-    def __init__(self, steps: int, seconds: float):
-        self.steps, self.seconds, self.start, self.step = steps, max(seconds, 1.0), time.monotonic(), 0
+    def __init__(self, steps: int, seconds: float, step: int = 0, spent: float = 0.0):
+        self.steps, self.seconds, self.start, self.step = steps, max(seconds, 1.0) + spent, time.monotonic() - spent, step
+
+    def spent(self) -> float:
+        """Seconds in this phase, in earlier parts of the run too."""
+        return time.monotonic() - self.start
 
     def advance(self) -> float:
         self.step += 1
         return self.done()
 
     def done(self) -> float:
-        return min(1.0, max(self.step / self.steps, (time.monotonic() - self.start) / self.seconds))
+        return min(1.0, max(self.step / self.steps, self.spent() / self.seconds))
 
 
 def learning_rate(peak: float, step: int, done: float, warm: int = 100) -> float:
@@ -83,7 +88,12 @@ class Trainer:
             folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(options.seed)
         self.generator = torch.Generator().manual_seed(options.seed)
-        self.started, self.lines = time.monotonic(), (self.out / "log.jsonl").open("a")
+        self.started, self.earlier, self.lines = time.monotonic(), 0.0, (self.out / "log.jsonl").open("a")
+        self.state = self.work / "state.pt"
+        self.saved = torch.load(self.state, map_location=self.device, weights_only=True) if self.state.exists() else None
+        if self.saved:
+            self.earlier = self.saved["seconds"]
+            self.generator.manual_seed(options.seed + self.saved["step"])  # other faces than before
 
         data = np.load(options.data)
         self.keep = torch.from_numpy(data["keep"]).to(self.device)
@@ -102,7 +112,7 @@ class Trainer:
     def note(self, **values) -> None:
         """One line of the log."""
         values = {
-            "seconds": round(time.monotonic() - self.started, 1),
+            "seconds": round(self.earlier + self.elapsed(), 1),
             **{k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()},
         }
         self.lines.write(json.dumps(values) + "\n")
@@ -110,8 +120,16 @@ class Trainer:
         log.info("%s", " ".join(f"{k}={v}" for k, v in values.items()))
 
     def left(self) -> float:
-        """Seconds until `--minutes` are over."""
-        return self.options.minutes * 60 - (time.monotonic() - self.started)
+        """Seconds until `--minutes` are over, earlier parts of the run counted in."""
+        return self.options.minutes * 60 - self.earlier - self.elapsed()
+
+    def elapsed(self) -> float:
+        """Seconds of this part of the run."""
+        return time.monotonic() - self.started
+
+    def paused(self) -> bool:
+        """Whether this part of the run is over before the run is."""
+        return self.options.pause is not None and self.elapsed() > self.options.pause * 60 - self.options.reserve
 
     def half(self):
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.device.type == "cuda" else nullcontext()
@@ -177,18 +195,15 @@ class Trainer:
         optimizer = torch.optim.AdamW(
             self.unet.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, fused=self.device.type == "cuda"
         )
-        average, before = Average(self.unet, 0.999), 0
-        state = self.work / "state.pt"
-        if state.exists():
-            saved = torch.load(state, map_location=self.device, weights_only=True)
+        average, before, spent = Average(self.unet, 0.999), 0, 0.0
+        if saved := self.saved:
             self.unet.load_state_dict(saved["unet"])
             optimizer.load_state_dict(saved["optimizer"])
-            average.values, average.count, before = saved["average"], saved["count"], saved["step"]
+            average.values, average.count, before, spent = saved["average"], saved["count"], saved["step"], saved["spent"]
             self.note(event="resumed", step=before)
-        clock = Clock(options.steps, self.left() - options.reserve)
-        clock.step = before
+        clock = Clock(options.steps, self.left() - options.reserve, before, spent)
         step, total = Step(self, options.batch), torch.zeros((), device=self.device)
-        while (done := clock.done()) < 1:
+        while (done := clock.done()) < 1 and not self.paused():
             self.move(self.unet, optimizer, step(), learning_rate(options.rate, clock.step, done), backward=not step.captured)
             average.update(self.unet)
             total += step.loss.detach()
@@ -197,20 +212,17 @@ class Trainer:
                 self.note(phase="unet", step=clock.step, loss=float(total) / options.report, norm=float(self.norm))
                 total.zero_()
             if clock.step % options.save == 0:
-                torch.save(
-                    {
-                        "unet": self.unet.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "average": average.values,
-                        "count": average.count,
-                        "step": clock.step,
-                    },
-                    state,
-                )
-                self.write(average, clock.step)
+                self.save(optimizer, average, clock)
                 self.examine(clock.step, average, clips=4)
-        self.write(average, clock.step)
+        self.save(optimizer, average, clock)
         self.examine(clock.step, average, clips=options.test_clips, pictures_too=True)
+
+    def save(self, optimizer, average, clock) -> None:
+        """The state to go on from, and the weights so far."""
+        parts = {"unet": self.unet.state_dict(), "optimizer": optimizer.state_dict(), "average": average.values, "count": average.count}
+        parts |= {"step": clock.step, "spent": clock.spent(), "seconds": self.earlier + self.elapsed()}
+        torch.save(parts, self.state)
+        self.write(average, clock.step)
 
     def soften(self) -> None:
         """Every transformer starts as no more than its residual, and the network's answer as zero: a calmer start."""
@@ -458,7 +470,7 @@ def train(options) -> None:
     else:
         trainer.train_vae()
         torch.save(trainer.vae.state_dict(), trainer.work / "vae.pt")
-    trainer.pool = Pool(options.clips, trainer.faces, trainer.speech, trainer.encode, trainer.keep, seconds=trainer.left() * 0.2)
+    trainer.pool = Pool(options.clips, trainer.faces, trainer.speech, trainer.encode, trainer.keep, seconds=options.pool_seconds)
     trainer.note(event="pool", clips=len(trainer.pool))
     trainer.train_unet()
     trainer.note(event="end")
@@ -475,11 +487,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=20.0, help="of the whole run, set-up included")
+    parser.add_argument("--pause", type=float, default=None, help="minutes after which this part of the run leaves off")
     parser.add_argument("--vae-share", type=float, default=0.22, help="of the time, for the autoencoder")
     parser.add_argument("--reserve", type=float, default=25.0, help="seconds at the end for the last examination")
     parser.add_argument("--vae-steps", type=int, default=8000)
     parser.add_argument("--steps", type=int, default=20000)
     parser.add_argument("--clips", type=int, default=8000, help="in the pool of encoded clips")
+    parser.add_argument("--pool-seconds", type=float, default=80.0, help="that making the pool may take")
     parser.add_argument("--batch", type=int, default=24, help="clips of 16 frames in a step")
     parser.add_argument("--faces-a-step", type=int, default=8, help="of the autoencoder's training, 4 pictures each")
     parser.add_argument("--test-clips", type=int, default=16, help="held-out clips to examine the network on")
