@@ -16,17 +16,20 @@ class LatentSyncAudioFeatures(io.ComfyNode):
             display_name="LatentSync Audio Features",
             category=sockets.CATEGORY,
             description="Runs the Whisper encoder over the speech. The original sound is kept beside the features for the finished clip.",
+            **sockets.search_aliases("speech to lips", "whisper", "voice", "audio encoder"),
             inputs=[
-                sockets.Model.Input("model"),
+                sockets.Model.Input("model", tooltip="From LatentSync Load Model, which found the Whisper encoder that goes with it."),
                 io.Audio.Input("audio", tooltip="The new speech: any sample rate and channel count."),
-                io.Combo.Input(
-                    "windows",
-                    options=list(audio_stage.WINDOWS),
-                    default=audio_stage.WINDOWS[0],
-                    tooltip="'overlapped' has no break in context every 30 s; 'reference' cuts 30 s windows as the reference does. Same up to 30 s.",
+                sockets.advanced(
+                    io.Combo.Input(
+                        "windows",
+                        options=list(audio_stage.WINDOWS),
+                        default=audio_stage.WINDOWS[0],
+                        tooltip="'overlapped' has no break in context every 30 s; 'reference' cuts 30 s windows as the reference does. Same up to 30 s.",
+                    )
                 ),
             ],
-            outputs=[sockets.Audio.Output(display_name="audio")],
+            outputs=[sockets.Audio.Output(display_name="audio", tooltip="What the mouth will follow, with the speech itself: for Denoise and Restore.")],
         )
 
     @classmethod

@@ -15,8 +15,9 @@ class LatentSyncCropsToImages(io.ComfyNode):
             display_name="LatentSync Crops to Images",
             category=sockets.CATEGORY,
             description="The redrawn face crops as an IMAGE batch, for a face restorer or an upscaler.",
-            inputs=[sockets.Crops.Input("crops")],
-            outputs=[io.Image.Output(display_name="images")],
+            **sockets.search_aliases("face restore", "codeformer", "gfpgan", "upscale face"),
+            inputs=[sockets.Crops.Input("crops", tooltip="From LatentSync VAE Decode.")],
+            outputs=[io.Image.Output(display_name="images", tooltip="One picture for each redrawn frame. Keep their number and order.")],
         )
 
     @classmethod
@@ -32,11 +33,12 @@ class LatentSyncImagesToCrops(io.ComfyNode):
             display_name="LatentSync Images to Crops",
             category=sockets.CATEGORY,
             description="Worked-on face crops back on their way to LatentSync Restore. Another size is resized to the crops' own.",
+            **sockets.search_aliases("face restore", "codeformer", "gfpgan"),
             inputs=[
-                io.Image.Input("images"),
+                io.Image.Input("images", tooltip="The worked-on pictures: as many as there were crops, in the same order; any size."),
                 sockets.Crops.Input("crops", tooltip="The crops that the images were made from: they say where each one belongs."),
             ],
-            outputs=[sockets.Crops.Output(display_name="crops")],
+            outputs=[sockets.Crops.Output(display_name="crops", tooltip="The pictures in the crops' place: for LatentSync Restore.")],
         )
 
     @classmethod

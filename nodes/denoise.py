@@ -17,12 +17,15 @@ class LatentSyncDenoise(io.ComfyNode):
             display_name="LatentSync Denoise",
             category=sockets.CATEGORY,
             description="Draws the mouth of every aligned face to match the speech, 16 frames at a time.",
+            **sockets.search_aliases("lip sync", "lipsync", "talking head", "sampler"),
             inputs=[
-                sockets.Runner.Input("runner"),
-                sockets.Faces.Input("faces"),
-                sockets.Audio.Input("audio"),
+                sockets.Runner.Input("runner", tooltip="From LatentSync Load Engine: what runs the network."),
+                sockets.Faces.Input("faces", tooltip="From LatentSync Align Face: the faces to redraw."),
+                sockets.Audio.Input("audio", tooltip="From LatentSync Audio Features: the speech to follow."),
                 io.Vae.Input("vae", tooltip="The SD 1.5 VAE that the model was trained with (vae-ft-mse-840000)."),
-                io.Int.Input("seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, control_after_generate=True),
+                io.Int.Input(
+                    "seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, control_after_generate=True, tooltip="The same seed gives the same result."
+                ),
                 io.Int.Input("steps", default=20, min=1, max=100, tooltip="20 is the reference's. Time is proportional."),
                 io.Float.Input(
                     "guidance", default=1.5, min=1.0, max=5.0, step=0.1, tooltip="How strongly the speech drives the mouth. 1 halves the work."
@@ -39,8 +42,12 @@ class LatentSyncDenoise(io.ComfyNode):
                     default="ping-pong",
                     tooltip="What a clip shorter than the speech does: play back and forth, loop, or hold its last frame.",
                 ),
-                io.Boolean.Input(
-                    "release_runner", default=False, tooltip="Give the network's memory back before decoding: for small cards. It loads again when needed."
+                sockets.advanced(
+                    io.Boolean.Input(
+                        "release_runner",
+                        default=False,
+                        tooltip="Give the network's memory back before decoding: for small cards. It loads again when needed.",
+                    )
                 ),
                 io.Combo.Input(
                     "silence",
@@ -49,17 +56,21 @@ class LatentSyncDenoise(io.ComfyNode):
                     optional=True,
                     tooltip="'off': the mouth follows breath and noise too. 'rest': it hears perfect silence there. 'keep': it is the clip's own.",
                 ),
-                io.Float.Input(
-                    "silence_db", default=THRESHOLD_DB, min=-120.0, max=0.0, step=1.0, optional=True, tooltip="Sound quieter than this is silence."
+                sockets.advanced(
+                    io.Float.Input(
+                        "silence_db", default=THRESHOLD_DB, min=-120.0, max=0.0, step=1.0, optional=True, tooltip="Sound quieter than this is silence."
+                    )
                 ),
-                io.Boolean.Input(
-                    "resume",
-                    default=True,
-                    optional=True,
-                    tooltip="Keep finished blocks on disk until the clip is restored: a job that was cancelled or died goes on from there.",
+                sockets.advanced(
+                    io.Boolean.Input(
+                        "resume",
+                        default=True,
+                        optional=True,
+                        tooltip="Keep finished blocks on disk until the clip is restored: a job that was cancelled or died goes on from there.",
+                    )
                 ),
             ],
-            outputs=[io.Latent.Output(display_name="latent")],
+            outputs=[io.Latent.Output(display_name="latent", tooltip="The redrawn faces as latents: for LatentSync VAE Decode.")],
         )
 
     @classmethod

@@ -17,17 +17,22 @@ class LatentSyncEngineBuild(io.ComfyNode):
             display_name="LatentSync Build Engine",
             category=sockets.CATEGORY,
             description="Builds a TensorRT-RTX engine of the model into models/latentsync/engines, once: asked again, it gives the engine that is there.",
+            **sockets.search_aliases("tensorrt", "trt", "rtx", "compile", "export engine"),
             inputs=[
-                sockets.Model.Input("model"),
+                sockets.Model.Input("model", tooltip="From LatentSync Load Model: the network to build the engine of."),
                 io.Combo.Input("resolution", options=["512", "256"], default="512", tooltip="Of the face crops: 512 for LatentSync 1.6, 256 for 1.5."),
-                io.Int.Input(
-                    "frames",
-                    default=16,
-                    min=1,
-                    max=24,
-                    tooltip="Frames per block. The model was trained on 16; engines of 22 and 24 were measured slower.",
+                sockets.advanced(
+                    io.Int.Input(
+                        "frames",
+                        default=16,
+                        min=1,
+                        max=24,
+                        tooltip="Frames per block. The model was trained on 16; engines of 22 and 24 were measured slower.",
+                    )
                 ),
-                io.Boolean.Input("guided", default=True, tooltip="For guidance above 1. It also runs guidance 1, two blocks at a time."),
+                sockets.advanced(
+                    io.Boolean.Input("guided", default=True, tooltip="For guidance above 1. It also runs guidance 1, two blocks at a time.")
+                ),
                 io.Combo.Input(
                     "targets",
                     options=list(TARGETS),
@@ -37,9 +42,11 @@ class LatentSyncEngineBuild(io.ComfyNode):
                 io.String.Input(
                     "compute_capabilities", default="8.9, 12.0", tooltip="For 'chosen': of the cards to build for. 8.6 is RTX 30, 8.9 RTX 40, 12.0 RTX 50."
                 ),
-                io.Boolean.Input("weight_streaming", default=False, tooltip="Lets weights stay in system memory: for small cards, slower."),
+                sockets.advanced(
+                    io.Boolean.Input("weight_streaming", default=False, tooltip="Lets weights stay in system memory: for small cards, slower.")
+                ),
             ],
-            outputs=[sockets.Engine.Output(display_name="engine")],
+            outputs=[sockets.Engine.Output(display_name="engine", tooltip="The engine: for LatentSync Load Engine, which also finds it by itself.")],
         )
 
     @classmethod

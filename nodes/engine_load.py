@@ -20,8 +20,9 @@ class LatentSyncEngineLoad(io.ComfyNode):
             display_name="LatentSync Load Engine",
             category=sockets.CATEGORY,
             description="Chooses what runs the network. It is loaded when the first block is denoised, once for all queue runs.",
+            **sockets.search_aliases("tensorrt", "trt", "rtx", "runner", "back end"),
             inputs=[
-                sockets.Model.Input("model"),
+                sockets.Model.Input("model", tooltip="From LatentSync Load Model: the network to run."),
                 io.Combo.Input(
                     "back_end",
                     options=list(BACKENDS),
@@ -34,12 +35,14 @@ class LatentSyncEngineLoad(io.ComfyNode):
                     default=BEST,
                     tooltip="An engine in models/latentsync/engines. 'best match' takes the one that fits the model.",
                 ),
-                io.Combo.Input(
-                    "precision", options=list(PRECISIONS), default="auto", tooltip="Of the PyTorch back end: 'auto' is fp16 on a GPU, fp32 on a CPU."
+                sockets.advanced(
+                    io.Combo.Input(
+                        "precision", options=list(PRECISIONS), default="auto", tooltip="Of the PyTorch back end: 'auto' is fp16 on a GPU, fp32 on a CPU."
+                    )
                 ),
                 sockets.Engine.Input("engine", optional=True, tooltip="A freshly built engine, from LatentSync Build Engine; instead of 'engine_file'."),
             ],
-            outputs=[sockets.Runner.Output(display_name="runner")],
+            outputs=[sockets.Runner.Output(display_name="runner", tooltip="What runs the network: for LatentSync Denoise.")],
         )
 
     @classmethod

@@ -19,6 +19,7 @@ class LatentSyncFaceAlign(io.ComfyNode):
             display_name="LatentSync Align Face",
             category=sockets.CATEGORY,
             description="Follows one face through the clip and cuts it out, aligned. Frames without a reliable face stay untouched.",
+            **sockets.search_aliases("face detection", "face crop", "face tracking", "insightface", "mediapipe"),
             inputs=[
                 io.MultiType.Input("clip", [io.Video, io.Image], tooltip="The clip: a VIDEO is streamed, an IMAGE batch is used in place."),
                 io.Combo.Input("resolution", options=["512", "256"], tooltip="512 for LatentSync 1.6, 256 for 1.5 and the demo."),
@@ -41,28 +42,35 @@ class LatentSyncFaceAlign(io.ComfyNode):
                     "detector",
                     options=list(face.DETECTORS),
                     default=face.DETECTORS[0],
-                    tooltip="'auto' takes InsightFace's files if you have them (non-commercial licence), else MediaPipe's (Apache-2.0).",
+                    tooltip="'auto' takes InsightFace's files if you have them, else MediaPipe's (Apache-2.0). "
+                    "InsightFace's models are licensed for non-commercial research only: choose 'mediapipe' for anything else.",
                 ),
-                io.Combo.Input(
-                    "smooth",
-                    options=list(face.SMOOTHINGS),
-                    default=face.SMOOTHINGS[0],
-                    tooltip="'reference' hardly smooths the alignment over time, as LatentSync does. 'steady' takes a trembling out of it "
-                    "without lagging behind. 'off' aligns each frame by itself.",
+                sockets.advanced(
+                    io.Combo.Input(
+                        "smooth",
+                        options=list(face.SMOOTHINGS),
+                        default=face.SMOOTHINGS[0],
+                        tooltip="'reference' hardly smooths the alignment over time, as LatentSync does. 'steady' takes a trembling out of it "
+                        "without lagging behind. 'off' aligns each frame by itself.",
+                    )
                 ),
-                io.Float.Input(
-                    "min_score",
-                    default=face.MIN_SCORE,
-                    min=0.05,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="Faces the detector is less sure of are passed over. Real faces reach 0.8, drawn ones seldom 0.6.",
+                sockets.advanced(
+                    io.Float.Input(
+                        "min_score",
+                        default=face.MIN_SCORE,
+                        min=0.05,
+                        max=1.0,
+                        step=0.05,
+                        tooltip="Faces the detector is less sure of are passed over. Real faces reach 0.8, drawn ones seldom 0.6.",
+                    )
                 ),
-                io.Int.Input("min_size", default=face.MIN_SIZE, min=8, max=4096, tooltip="Pixels; narrower faces are passed over."),
+                sockets.advanced(
+                    io.Int.Input("min_size", default=face.MIN_SIZE, min=8, max=4096, tooltip="Pixels; narrower faces are passed over.")
+                ),
                 io.Mask.Input("face_mask", optional=True, tooltip="Marks the face to follow, instead of 'face'. One for all will do."),
             ],
             outputs=[
-                sockets.Faces.Output(display_name="faces"),
+                sockets.Faces.Output(display_name="faces", tooltip="The followed face, frame by frame, and its clip: for Denoise, VAE Decode and Restore."),
                 io.Image.Output(display_name="preview", tooltip="Where the face was found and lost, cuts, and a contact sheet. One picture."),
             ],
         )

@@ -35,7 +35,10 @@ class LatentSyncModelLoad(io.ComfyNode):
                     tooltip="Fetch missing LatentSync 1.6 files (about 5.3 GB) from Hugging Face into models/. Nothing is downloaded while this is off.",
                 ),
             ],
-            outputs=[sockets.Model.Output(display_name="model"), io.Vae.Output(display_name="vae")],
+            outputs=[
+                sockets.Model.Output(display_name="model", tooltip="The network and its Whisper encoder, not loaded yet."),
+                io.Vae.Output(display_name="vae", tooltip="For LatentSync Denoise and LatentSync VAE Decode."),
+            ],
         )
 
     @classmethod

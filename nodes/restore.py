@@ -22,10 +22,11 @@ class LatentSyncRestore(io.ComfyNode):
             display_name="LatentSync Restore",
             category=sockets.CATEGORY,
             description="Puts the redrawn mouth back into every frame and adds the speech. Pixels outside the face patch are the clip's own.",
+            **sockets.search_aliases("paste face", "composite", "save lip sync video", "mux"),
             inputs=[
-                sockets.Faces.Input("faces"),
-                sockets.Crops.Input("crops"),
-                sockets.Audio.Input("audio"),
+                sockets.Faces.Input("faces", tooltip="From LatentSync Align Face: the clip, and where its face is."),
+                sockets.Crops.Input("crops", tooltip="From LatentSync VAE Decode, or from Images to Crops behind a face restorer."),
+                sockets.Audio.Input("audio", tooltip="From LatentSync Audio Features: the speech becomes the sound of the clip."),
                 io.Combo.Input(
                     "output",
                     options=list(OUTPUTS),
@@ -33,18 +34,26 @@ class LatentSyncRestore(io.ComfyNode):
                     tooltip="A video is streamed to disk, encoded once. Images hold the whole clip in memory (25 MB a 1080p frame).",
                 ),
                 io.Int.Input("crf", default=18, min=0, max=51, tooltip="H.264 quality: lower is better and larger. 18 looks lossless, 0 is."),
-                io.Boolean.Input(
-                    "lossless_sound", default=False, optional=True, tooltip="The speech as FLAC, exact up to 24 bits, instead of AAC."
+                sockets.advanced(
+                    io.Boolean.Input(
+                        "lossless_sound", default=False, optional=True, tooltip="The speech as FLAC, exact up to 24 bits, instead of AAC."
+                    )
                 ),
-                io.Combo.Input(
-                    "encoder",
-                    options=["auto", *ENCODERS],
-                    default="auto",
-                    optional=True,
-                    tooltip="'auto' is libx264, the best picture for its size. 'h264_nvenc' leaves it to the graphics card; what is not there is passed over.",
+                sockets.advanced(
+                    io.Combo.Input(
+                        "encoder",
+                        options=["auto", *ENCODERS],
+                        default="auto",
+                        optional=True,
+                        tooltip="'auto' is libx264, the best picture for its size. 'h264_nvenc' leaves it to the graphics card; "
+                        "what is not there is passed over.",
+                    )
                 ),
             ],
-            outputs=[io.Video.Output(display_name="video"), io.Image.Output(display_name="images")],
+            outputs=[
+                io.Video.Output(display_name="video", tooltip="The finished clip with the speech: for Save Video. Only if 'output' asks for it."),
+                io.Image.Output(display_name="images", tooltip="Its frames without loss. Only if 'output' asks for them."),
+            ],
         )
 
     @classmethod

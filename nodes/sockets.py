@@ -11,6 +11,13 @@ Crops = io.Custom("LATENTSYNC_CROPS")
 CATEGORY = "LatentSync"
 
 
+def advanced(entry: io.Input) -> io.Input:
+    """An input that most people leave alone: ComfyUI shows it after "Show Advanced" in the node's menu. Its place among the values that a
+    workflow saves stays the same."""
+    entry.extra_dict = {**entry.extra_dict, "advanced": True}  # 0.3.75 knows the key in the front end, later releases as an argument too
+    return entry
+
+
 def search_aliases(*names: str) -> dict:
     """Further words that a node is found by, as an argument of `io.Schema` where ComfyUI knows it (0.3.75 does not)."""
     return {"search_aliases": list(names)} if "search_aliases" in io.Schema.__dataclass_fields__ else {}

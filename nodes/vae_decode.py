@@ -16,8 +16,13 @@ class LatentSyncVAEDecode(io.ComfyNode):
             display_name="LatentSync VAE Decode",
             category=sockets.CATEGORY,
             description="Decodes the latents and puts everything outside the redrawn mouth back from the aligned crop.",
-            inputs=[io.Latent.Input("latent"), io.Vae.Input("vae"), sockets.Faces.Input("faces")],
-            outputs=[sockets.Crops.Output(display_name="crops")],
+            **sockets.search_aliases("latent to face", "decode crops"),
+            inputs=[
+                io.Latent.Input("latent", tooltip="From LatentSync Denoise, directly: it says which frame each picture belongs to."),
+                io.Vae.Input("vae", tooltip="The same VAE as in LatentSync Denoise."),
+                sockets.Faces.Input("faces", tooltip="The same faces as in LatentSync Denoise."),
+            ],
+            outputs=[sockets.Crops.Output(display_name="crops", tooltip="The redrawn faces: for LatentSync Restore, or through a face restorer first.")],
         )
 
     @classmethod
