@@ -33,6 +33,10 @@ class LatentSyncAudioFeatures(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, windows=None):
+        return sockets.known_choices(cls, windows=windows)
+
+    @classmethod
     def execute(cls, model, audio, windows) -> io.NodeOutput:
         device = comfy.model_management.get_torch_device()
         features = audio_stage.extract(

@@ -74,6 +74,10 @@ class LatentSyncDenoise(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, length=None, extend=None, silence=None):
+        return sockets.known_choices(cls, length=length, extend=extend, silence=silence)
+
+    @classmethod
     def execute(
         cls, runner, faces, audio, vae, seed, steps, guidance, length, extend, release_runner, silence="off", silence_db=THRESHOLD_DB, resume=True
     ) -> io.NodeOutput:

@@ -1,5 +1,5 @@
 """LatentSyncEngineBuild: the network as a TensorRT-RTX engine, built ahead of time."""
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from .. import engine_builder
 from ..lipsync.runners import engines
@@ -50,6 +50,10 @@ class LatentSyncEngineBuild(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, resolution=None, targets=None):
+        return sockets.known_choices(cls, resolution=resolution, targets=targets)
+
+    @classmethod
     def execute(cls, model, resolution, frames, guided, targets, compute_capabilities, weight_streaming) -> io.NodeOutput:
         wanted = {
             TARGETS[0]: engine_builder.PORTABLE,
@@ -65,7 +69,8 @@ class LatentSyncEngineBuild(io.ComfyNode):
             weight_streaming=weight_streaming,
             progress=NodeProgress(),
         )
-        return io.NodeOutput(engines.read(manifest["path"]))
+        engine = engines.read(manifest["path"])
+        return io.NodeOutput(engine, ui=ui.PreviewText(f"{engine.label}\n{engine_builder.summary(manifest)}"))
 
 
 NODES = [LatentSyncEngineBuild]

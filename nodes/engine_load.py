@@ -1,11 +1,12 @@
 """LatentSyncEngineLoad: chooses what evaluates the network."""
 import comfy.model_management
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from ..lipsync.runners.choice import BACKENDS
 from ..lipsync.runners.engines import find_engine, list_engines
 from ..lipsync.runners.pool import runner_for
+from ..lipsync.runners.status import describe
 from . import sockets
 
 BEST = "best match"
@@ -46,8 +47,9 @@ class LatentSyncEngineLoad(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, engine_file):
-        return True  # the list on the page may be older than the folder: `find_engine` says what is wrong
+    def validate_inputs(cls, back_end=None, engine_file=None, precision=None):
+        # not `engine_file`: the list on the page may be older than the folder, and `find_engine` says what is wrong
+        return sockets.known_choices(cls, back_end=back_end, precision=precision)
 
     @classmethod
     def fingerprint_inputs(cls, model, back_end, engine_file, precision, engine=None):
@@ -59,7 +61,8 @@ class LatentSyncEngineLoad(io.ComfyNode):
         if engine is None and engine_file != BEST:
             engine = find_engine(engine_file)
         device = comfy.model_management.get_torch_device()
-        return io.NodeOutput(runner_for(model, back_end, engine=engine, device=device, dtype=PRECISIONS[precision]))
+        runner = runner_for(model, back_end, engine=engine, device=device, dtype=PRECISIONS[precision])
+        return io.NodeOutput(runner, ui=ui.PreviewText("\n".join(f"{what}: {words}" for what, words in describe(runner).items())))
 
 
 NODES = [LatentSyncEngineLoad]

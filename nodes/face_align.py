@@ -76,6 +76,10 @@ class LatentSyncFaceAlign(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, resolution=None, work_rate=None, face=None, detector=None, smooth=None):
+        return sockets.known_choices(cls, resolution=resolution, work_rate=work_rate, face=face, detector=detector, smooth=smooth)
+
+    @classmethod
     def execute(
         cls, clip, resolution, work_rate, image_rate, face, face_index, detector, smooth, min_score, min_size, face_mask=None
     ) -> io.NodeOutput:

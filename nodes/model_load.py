@@ -42,9 +42,9 @@ class LatentSyncModelLoad(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint, vae):
+    def validate_inputs(cls, checkpoint=None, vae=None):
         for name, known in ((checkpoint, weights.list_models()), (vae, [AUTO, *folder_paths.get_filename_list("vae")])):
-            if name not in known:
+            if name is not None and name not in known:
                 return f"{name!r} is not there; these are: {', '.join(known)}"
         return True
 

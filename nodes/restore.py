@@ -3,7 +3,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from comfy.model_management import get_torch_device
-from comfy_api.latest import InputImpl, io
+from comfy_api.latest import InputImpl, io, ui
 from comfy_execution.graph_utils import ExecutionBlocker
 
 from ..lipsync import budget, folders, restore
@@ -57,15 +57,14 @@ class LatentSyncRestore(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, output):
-        """ComfyUI 0.3.75 does not hold a V3 node's choices against their list."""
-        return output in OUTPUTS or f"{output!r} is none of {', '.join(OUTPUTS)}"
+    def validate_inputs(cls, output=None, encoder=None):
+        return sockets.known_choices(cls, output=output, encoder=encoder)
 
     @classmethod
     def execute(cls, faces, crops, audio, output, crf, lossless_sound=False, encoder="auto") -> io.NodeOutput:
         progress, device = NodeProgress(), get_torch_device()
         video = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[0]!r} or {OUTPUTS[2]!r} to get a video.")
-        images = ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
+        shown, images = None, ExecutionBlocker(f"LatentSync Restore: set 'output' to {OUTPUTS[1]!r} or {OUTPUTS[2]!r} to get images.")
         if output != OUTPUTS[1]:
             path = Path(folders.temp_dir()) / f"latentsync-{uuid4().hex}.mp4"
             frames, clip = len(crops.timeline), faces.clip
@@ -74,11 +73,12 @@ class LatentSyncRestore(io.ComfyNode):
             encoding = {"crf": crf, "encoder": encoder, "lossless": lossless_sound}
             restore.restore_clip(faces, crops, audio.audio, path, device=device, progress=progress, **encoding)
             video = InputImpl.VideoFromFile(str(path))
+            shown = ui.PreviewVideo([ui.SavedResult(path.name, "", io.FolderType.temp)])
         if output != OUTPUTS[0]:
             images = restore.restore_images(faces, crops, device=device, progress=progress)
         if crops.journal is not None:
             crops.journal.discard()  # the job is done
-        return io.NodeOutput(video, images)
+        return io.NodeOutput(video, images, ui=shown)
 
 
 NODES = [LatentSyncRestore]

@@ -18,6 +18,16 @@ def advanced(entry: io.Input) -> io.Input:
     return entry
 
 
+def known_choices(node: type[io.ComfyNode], **values) -> bool | str:
+    """For a node's `validate_inputs`: True, or which of `values` (input -> value; None when it comes by a wire) its list does not have.
+    ComfyUI 0.3.75 does not hold a V3 node's choices against their lists."""
+    for entry in node.define_schema().inputs:
+        value = values.get(entry.id)
+        if value is not None and value not in entry.options:
+            return f"{entry.id} is {value!r}, which is none of: {', '.join(map(str, entry.options))}"
+    return True
+
+
 def search_aliases(*names: str) -> dict:
     """Further words that a node is found by, as an argument of `io.Schema` where ComfyUI knows it (0.3.75 does not)."""
     return {"search_aliases": list(names)} if "search_aliases" in io.Schema.__dataclass_fields__ else {}
