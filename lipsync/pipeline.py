@@ -1,4 +1,5 @@
 """All stages in a row, for use without ComfyUI. In a graph, the nodes call the same stages one by one."""
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -8,7 +9,8 @@ import torch
 
 from . import audio as audio_stage
 from . import budget, denoise, face, folders, restore, sampler, sound, timeline, vae, weights
-from .clip import check_target, copies_sound, open_clip, read_audio
+from .clip import Clip, check_target, copies_sound, open_clip, read_audio
+from .crops import Crops
 from .errors import AudioError
 from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
 from .journal import Journal
@@ -83,15 +85,66 @@ class Parts:
     detector: face.Detector | None = None
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A job that nothing was found against: its files are what they should be, its disks have the room.
+
+    model: found, not loaded. clip: opened. speech: AUDIO. side: of the crops in px.
+    """
+
+    job: Job
+    model: weights.LatentSyncModel
+    device: torch.device
+    side: int
+    clip: Clip
+    speech: dict
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that only waits for the network. What grows with the clip is on disk."""
+
+    checked: Checked
+    track: face.FaceTrack
+    features: audio_stage.AudioFeatures
+    plan: timeline.Timeline
+    journal: Journal | None
+
+    @property
+    def job(self) -> Job:
+        return self.checked.job
+
+    def close(self) -> None:
+        """Give back the disk that it takes, sooner than the interpreter would."""
+        self.track.crops.close()
+
+
 def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Result:
-    """Run every stage of `job`. What can be refused without work is refused first.
+    """Run every stage of `job`. What can be refused without work is refused first. A caller with many jobs takes the steps below itself.
 
     Raises the errors of the stages, all `LatentSyncError`; `job.out` is written under a partial name and renamed at the end.
     """
-    parts = parts or Parts()
-    check_target(job.out, job.crf, job.encoder)
+    given, checked = parts or Parts(), check(job)
+    parts = load(checked, given)
+    prepared = prepare(checked, parts, progress)
+    try:
+        latents = draw(prepared, parts, progress)
+    finally:
+        if given.runner is None:
+            parts.runner.unload()
+    return write(prepared, decode(prepared, latents, parts, progress), progress)
+
+
+def check_settings(job: Job) -> None:
+    """Raises what is wrong with the settings by themselves, no file looked at: LatentSyncError, ValueError."""
     sampler.schedule(SAMPLER, job.steps)
     check_silence(job.silence)
+
+
+def check(job: Job) -> Checked:
+    """Refuse what can be refused before any model is loaded."""
+    check_target(job.out, job.crf, job.encoder)
+    check_settings(job)
     device = torch.device(job.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = weights.find_model(job.model)
     speech = read_audio(job.audio)
@@ -100,65 +153,91 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
     seconds = sound.check(speech).seconds
     clip = open_clip(job.video, rate=job.work_rate)
     side, frames = job.resolution or model.resolution, len(_plan(job, clip.frame_count, clip.rate, seconds))
-    temp, jobs = folders.temp_dir(), folders.jobs_dir() if job.resume else None
     budget.require(
-        temp=temp,
+        temp=folders.temp_dir(),
         side=side,
         seconds=seconds,
         aligned=clip.frame_count,
         redrawn=frames,
-        jobs=jobs,
+        jobs=folders.jobs_dir() if job.resume else None,
         out={job.out.absolute().parent: budget.film(frames, clip.width, clip.height, float(frames / clip.rate), job.crf)},
     )
-    detector = parts.detector or face.load_detector(job.detector)
-    decoder = parts.vae or model.load_vae(path=job.vae, device=device)
-    runner = parts.runner or runner_for(model, job.backend, device=device, resolution=side)
-    encoder = parts.encoder or model.load_whisper()
-    journal = Journal(jobs) if jobs else None
-    with torch.inference_mode():
-        features = audio_stage.extract(
-            speech, encoder, windows=job.windows, device=device, spool_folder=temp, progress=progress
-        )
-        track = face.align_clip(
-            clip,
-            detector,
-            side,
-            choice=job.face,
-            min_score=job.min_score,
-            min_size=job.min_size,
-            smooth=job.smooth,
-            device=device,
-            spool_folder=temp,
-            progress=progress,
-        )
-        if job.face_preview is not None:
-            track.write_preview(job.face_preview)
-        plan = with_silence(_plan(job, len(track), clip.rate, features.seconds), features, job.silence, job.silence_db)
-        try:
-            latents = denoise.denoise_clip(
-                runner,
-                decoder,
-                track,
-                plan,
-                features,
-                steps=job.steps,
-                guidance=job.guidance,
-                seed=job.seed,
-                sampler=SAMPLER,
-                journal=journal,
-                spool_folder=temp,
-                progress=progress,
-            )
-        finally:
-            if parts.runner is None:
-                runner.unload()
-        crops = vae.decode_crops(decoder, latents, track, plan, spool_folder=temp, progress=progress)
-    voice = job.audio if copies_sound(job.audio, job.out) else features.audio
+    return Checked(job, model, device, side, clip, speech)
+
+
+def load(checked: Checked, parts: Parts | None = None) -> Parts:
+    """`parts` with what is missing in it loaded."""
+    parts, job, model, device = parts or Parts(), checked.job, checked.model, checked.device
+    return Parts(
+        detector=parts.detector or face.load_detector(job.detector),
+        vae=parts.vae or model.load_vae(path=job.vae, device=device),
+        runner=parts.runner or runner_for(model, job.backend, device=device, resolution=checked.side),
+        encoder=parts.encoder or model.load_whisper(),
+    )
+
+
+@torch.inference_mode()
+def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prepared:
+    """Everything before the network, by `parts.encoder` and `parts.detector`."""
+    job, temp = checked.job, folders.temp_dir()
+    features = audio_stage.extract(
+        checked.speech, parts.encoder, windows=job.windows, device=checked.device, spool_folder=temp, progress=progress
+    )
+    track = face.align_clip(
+        checked.clip,
+        parts.detector,
+        checked.side,
+        choice=job.face,
+        min_score=job.min_score,
+        min_size=job.min_size,
+        smooth=job.smooth,
+        device=checked.device,
+        spool_folder=temp,
+        progress=progress,
+    )
+    if job.face_preview is not None:
+        track.write_preview(job.face_preview)
+    plan = _plan(job, len(track), checked.clip.rate, features.seconds)
+    plan = with_silence(plan, features, job.silence, job.silence_db)
+    return Prepared(checked, track, features, plan, Journal(folders.jobs_dir()) if job.resume else None)
+
+
+@torch.inference_mode()
+def draw(prepared: Prepared, parts: Parts, progress: Progress = silent, blocks: Sequence[int] | None = None) -> torch.Tensor:
+    """The latents of the new mouths by `parts.runner` and `parts.vae`, see `denoise.denoise_clip`; `blocks`: only those."""
+    job = prepared.job
+    return denoise.denoise_clip(
+        parts.runner,
+        parts.vae,
+        prepared.track,
+        prepared.plan,
+        prepared.features,
+        steps=job.steps,
+        guidance=job.guidance,
+        seed=job.seed,
+        sampler=SAMPLER,
+        blocks=blocks,
+        journal=prepared.journal,
+        spool_folder=folders.temp_dir(),
+        progress=progress,
+    )
+
+
+@torch.inference_mode()
+def decode(prepared: Prepared, latents: torch.Tensor, parts: Parts, progress: Progress = silent) -> Crops:
+    """The new mouths as pictures, by `parts.vae`."""
+    return vae.decode_crops(parts.vae, latents, prepared.track, prepared.plan, spool_folder=folders.temp_dir(), progress=progress)
+
+
+def write(prepared: Prepared, crops: Crops, progress: Progress = silent) -> Result:
+    """Put the new mouths into the clip and write it; needs no model. The job's finished blocks are forgotten."""
+    job, checked, model = prepared.job, prepared.checked, prepared.checked.model
+    voice = job.audio if copies_sound(job.audio, job.out) else prepared.features.audio
     encoding = {"crf": job.crf, "encoder": job.encoder, "lossless": job.lossless}
-    path = restore.restore_clip(track, crops, voice, job.out, device=device, progress=progress, **encoding)
-    if journal:
-        journal.discard()
-    notes = [track.summary(), f"Model: {model.description}", runner.model and runner.model.resolution_warning(side)]
+    path = restore.restore_clip(prepared.track, crops, voice, job.out, device=checked.device, progress=progress, **encoding)
+    if prepared.journal:
+        prepared.journal.discard()
+    notes = [prepared.track.summary(), f"Model: {model.description}", model.resolution_warning(checked.side)]
     return Result(path, " ".join(filter(None, notes)))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from latentsync_rtx import commands
 from latentsync_rtx.commands import run as run_command
-from latentsync_rtx.lipsync import folders, pipeline, spool
+from latentsync_rtx.lipsync import folders, pipeline, spool, weights
 from latentsync_rtx.lipsync.clip import open_clip, read_audio, write
 from latentsync_rtx.lipsync.errors import AudioError, DiskSpaceError, FaceError, LatentSyncError, MediaError, NumericError
 
@@ -277,8 +277,10 @@ def test_a_broken_network_writes_no_film(tmp_path):  # F36
     assert not list((tmp_path / "jobs").glob("*")), "broken numbers are not kept for a resume"
 
 
-def test_the_wrong_resolution_is_told(tmp_path, caplog):  # F37
-    result = run(job(tmp_path, 3), StubRunner(warning="this model was trained on 512 px: mouths come out wrong at 64 px."))
+def test_the_wrong_resolution_is_told(tmp_path, caplog, monkeypatch):  # F37
+    warning = "this model was trained on 512 px: mouths come out wrong at 64 px."
+    monkeypatch.setattr(weights.LatentSyncModel, "resolution_warning", lambda model, side: warning)
+    result = run(job(tmp_path, 3), StubRunner(warning=warning))
     assert "trained on 512 px" in result.summary
     assert [record.message for record in caplog.records].count("this model was trained on 512 px: mouths come out wrong at 64 px.") == 1
 
