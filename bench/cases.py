@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from ..lipsync import denoise, ops, sampler, vae_fast
+from ..lipsync import denoise, ops, profiles, vae_fast
 from ..lipsync.runners import TorchRunner
 from ..lipsync.unet import UNetConfig
 from . import face, job, networks, reference
@@ -94,7 +94,7 @@ def block(setup: Setup) -> Iterator[Row]:
     runner = TorchRunner(networks.unet(setup.device, setup.dtype, setup.config), setup.device, setup.dtype)
     side, frames, seconds = setup.size, setup.frames, 0.1 if setup.small else 3
     denoiser = denoise.BlockDenoiser(
-        runner, sampler.schedule("ddim", setup.steps), GUIDANCE, latent_keep=torch.rand(side, side), noise=torch.randn(4, side, side), frames=frames
+        runner, profiles.choose(steps=setup.steps).plan(GUIDANCE), latent_keep=torch.rand(side, side), noise=torch.randn(4, side, side), frames=frames
     )
     latents = torch.randn(2, frames, 4, side, side, device=setup.device)
     one = denoise.Block(latents[0], latents[1], torch.randn(frames, 50, 384))

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ from torch import Tensor
 from . import mapped
 from . import sampler as samplers
 from .ahead import ahead
-from .errors import ShapeError
+from .errors import EngineError, ShapeError
 from .journal import Journal, name_of, runner_identity, vae_identity
 from .mask import keep_mask, latent_keep_mask
+from .profiles import EXACT, SAMPLER, STEPS, Evaluation, Plan, choose
 from .progress import Progress, silent
 from .runners import Runner, RunnerSpec
 from .timeline import plan_blocks
@@ -69,25 +71,26 @@ class Reporter:
 class BlockDenoiser:
     """Denoises `lanes` blocks of up to `frames` frames at once, in buffers that last as long as it does.
 
-    A step evaluates the network, joins the halves of guidance, moves the latents and puts them into the network's input: all in place, and
-    one captured graph where the runner can do that and `capture` asks for it.
+    A step evaluates the network as the plan says, joins the halves of guidance where it has both, moves the latents and puts them into the
+    network's input: all in place, and a captured graph for each kind of step where the runner can do that and `capture` asks for it.
     """
 
     def __init__(
         self,
         runner: Runner,
-        schedule: samplers.Schedule,
-        guidance: float,
+        plan: Plan,
         *,
         latent_keep: Tensor,
         noise: Tensor,
         frames: int = BLOCK_FRAMES,
+        lanes: int | None = None,
         capture: bool = True,
     ):
-        """latent_keep [h,w] and noise [4,h,w] hold for every block. `frames` must be the runner's number where it has one."""
-        device, size = runner.spec.device, tuple(noise.shape[-2:])
-        self.frames, self.steps, self.guidance = frames, len(schedule), guidance
-        self.session = runner.open(schedule.timesteps, frames=frames, size=size, guided=guidance > 1)
+        """latent_keep [h,w] and noise [4,h,w] hold for every block. `frames` must be the runner's number where it has one. lanes: see
+        `Session`."""
+        device, size, schedule = runner.spec.device, tuple(noise.shape[-2:]), plan.schedule
+        self.plan, self.frames = plan, frames
+        self.session = runner.open(schedule.timesteps, frames=frames, size=size, guided=plan.guided, lanes=lanes, cached=plan.cached)
         self.session.sample[:, :, MASK] = latent_keep.to(self.session.sample)
         self._start = noise.to(device, torch.float32)[:, None]
         self._latents = torch.zeros_like(self.session.sample[0, :, LATENT], dtype=torch.float32)  # [lanes,4,F,h,w]
@@ -98,7 +101,8 @@ class BlockDenoiser:
         self._index = torch.zeros(1, dtype=torch.int64, device=device)  # of the step, kept on the device so that a graph holds it too
         self._reporter = Reporter()
         self._pace = _Pace(device)
-        self._step = self.session.capture(self._advance) if capture else self._advance
+        steps = {evaluation: partial(self._advance, evaluation) for evaluation in plan.evaluations}
+        self._steps = {evaluation: self.session.capture(step) if capture else step for evaluation, step in steps.items()}
 
     @torch.no_grad()
     def run(self, blocks: Sequence[Block], reporter: Reporter | None = None) -> list[Tensor]:
@@ -116,8 +120,8 @@ class BlockDenoiser:
         if self._memory is not None:
             self._memory.zero_()
         self._index.zero_()
-        for _ in range(self.steps):
-            self._step()
+        for evaluation in self.plan.evaluations:
+            self._steps[evaluation]()
             self._pace.wait()
             self._reporter.step()
         return [self._latents[lane, :, : len(block.audio)].transpose(0, 1).clone() for lane, block in enumerate(blocks)]
@@ -129,15 +133,16 @@ class BlockDenoiser:
             target[:, :count].copy_(source, non_blocking=True)
             target[:, count:].copy_(target[:, count - 1 : count])
 
-    def _advance(self) -> None:
-        for mine, theirs in zip(self._noise, self.session.noise(self._index, self._reporter.check), strict=True):
+    def _advance(self, evaluation: Evaluation) -> None:
+        noise = self.session.noise(self._index, self._reporter.check, guided=evaluation.guided, reuse=evaluation.reuse)
+        for mine, theirs in zip(self._noise, noise, strict=False):
             mine.copy_(theirs)
-        if self.session.guided:
-            self._noise[0].lerp_(self._noise[1], self.guidance)
+        if evaluation.guided:
+            self._noise[0].lerp_(self._noise[1], self.plan.guidance)
         torch.index_select(self._table, 0, self._index, out=self._row)
         samplers.apply(self._latents, self._noise[0], self._memory, self._row[0])
         self.session.sample[:, :, LATENT] = self._latents
-        self._index.add_(1).remainder_(self.steps)
+        self._index.add_(1).remainder_(len(self.plan))
 
 
 class _Pace:
@@ -161,10 +166,11 @@ def denoise(
     audio: Tensor,
     latent_keep: Tensor,
     base_noise: Tensor,
-    steps: int = 20,
+    steps: int = STEPS,
     guidance: float = 1.5,
-    sampler: str = "ddim",
+    sampler: str = SAMPLER,
     *,
+    profile: str = EXACT,
     blocks: Sequence[np.ndarray] | None = None,
     progress: Progress = silent,
 ) -> Tensor:
@@ -173,7 +179,8 @@ def denoise(
     masked_latents, reference_latents: of the crops with the redrawn part grey, and of the crops. audio: tokens [N,50,384].
     latent_keep [h,w]: 1 keeps, 0 redraws. base_noise [4,h,w]: what every frame starts from. guidance above 1 doubles the work.
     blocks: index arrays that together hold every frame once, each a run that the network sees at once; by default runs of 16 and a rest.
-    progress hears of every step. Raises ShapeError or LatentSyncError (steps, sampler) before any work.
+    profile, steps, sampler: see `profiles.choose`. progress hears of every step. Raises ShapeError, EngineError (a profile that the runner
+    cannot do) or LatentSyncError (profile, steps, sampler) before any work.
     """
     count, size = len(audio), tuple(base_noise.shape[-2:])
     plan = _consecutive(count, runner.spec.frames or BLOCK_FRAMES) if blocks is None else [np.asarray(block) for block in blocks]
@@ -186,7 +193,7 @@ def denoise(
         raise ShapeError(f"the blocks must hold each of the {count} frames exactly once.")
 
     out = torch.empty((count, 4, *size), device=masked_latents.device)
-    job = _Job(runner, plan, latent_keep, base_noise, samplers.schedule(sampler, steps), guidance, progress)
+    job = _Job(runner, plan, latent_keep, base_noise, choose(profile, steps, sampler).plan(guidance), progress)
     for group in job.groups:
         frames = [plan[index] for index in group]
         made = job.run(group, [Block(masked_latents[block], reference_latents[block], audio[block]) for block in frames])
@@ -208,11 +215,12 @@ def denoise_clip(
     timeline,
     features,
     *,
-    steps: int = 20,
+    steps: int = STEPS,
     guidance: float = 1.5,
     seed: int = 0,
-    sampler: str = "ddim",
+    sampler: str = SAMPLER,
     posterior: str = "mode",
+    profile: str = EXACT,
     blocks: Sequence[int] | None = None,
     journal: Journal | None = None,
     spool_folder: str | Path | None = None,
@@ -236,12 +244,13 @@ def denoise_clip(
     plan = clip_blocks(runner, track, timeline)
     wanted = sorted(set(range(len(plan)) if blocks is None else blocks))
     latent_keep = torch.from_numpy(latent_keep_mask(track.resolution))
-    job = _Job(runner, plan, latent_keep, noise, samplers.schedule(sampler, steps), guidance, progress, only=wanted)
+    recipe = choose(profile, steps, sampler).plan(guidance)
+    job = _Job(runner, plan, latent_keep, noise, recipe, progress, only=wanted)
     if runner.model is not None and (unfit := runner.model.resolution_warning(track.resolution)):
         log.warning("%s", unfit)
     positions = np.concatenate([plan[index] for index in wanted]) if wanted else np.zeros(0, np.int64)
     out = mapped.zeros((len(positions), 4, side, side), folder=spool_folder)
-    settings = _settings(runner, vae, steps, guidance, seed, sampler, posterior) if journal else None
+    settings = _settings(runner, vae, *recipe.settings, seed, posterior) if journal else None
 
     def gather(group: list[int]) -> tuple[list, list, str | None]:
         """Crops and tokens of a group's blocks, and the name that their result is filed under."""
@@ -310,44 +319,61 @@ def _settings(runner: Runner, vae, *settings) -> tuple | None:
 class _Job:
     """All blocks of a clip, with the denoisers they need. Refuses on construction what the runner cannot take."""
 
-    def __init__(
-        self, runner: Runner, plan, latent_keep: Tensor, noise: Tensor, schedule: samplers.Schedule, guidance: float, progress, only=None
-    ):
-        """only: the blocks of the plan to run. How blocks are grouped, and which steps are captured, is the same whatever is left out."""
-        self.runner, self.schedule, self.guidance, self.plan = runner, schedule, guidance, plan
+    def __init__(self, runner: Runner, plan: Sequence[np.ndarray], latent_keep: Tensor, noise: Tensor, recipe: Plan, progress: Progress, only=None):
+        """plan: of the blocks. recipe: of the steps. only: the blocks of the plan to run. How blocks are grouped, and which steps are captured,
+        is the same whatever is left out."""
+        self.runner, self.recipe, self.plan = runner, recipe, plan
         self.constants = {"latent_keep": latent_keep, "noise": noise}
+        expect_profile(runner, recipe)
         for frames in {len(block) for block in plan}:
             runner.spec.expect(frames, tuple(noise.shape[-2:]))
-        groups = _groups(plan, runner.spec, guided=guidance > 1)
-        self.uses = Counter(self.frames(group) for group in groups)
+        log.info("profile %s", recipe.profile.text)
+        groups = _groups(plan, runner.spec, guided=recipe.always_guided)
+        self.uses = Counter(map(self._kind, groups))
         chosen = set(range(len(plan)) if only is None else only)
         self.groups = [group for group in groups if chosen & set(group)]
-        self.reporter = Reporter(progress, len(self.groups) * len(schedule))
-        self._lasting: dict[int, BlockDenoiser] = {}  # those whose step was captured: one long block is not worth it
+        self.reporter = Reporter(progress, len(self.groups) * len(recipe))
+        self._lasting: dict[tuple[int, int | None], BlockDenoiser] = {}  # those whose step was captured: one long block is not worth it
 
     @torch.no_grad()
     def run(self, group: list[int], blocks: list[Block]) -> list[Tensor]:
         """The latents of each block of one of `groups`, scaled."""
-        frames = self.frames(group)
-        denoiser = self._lasting.get(frames)
+        kind = frames, lanes = self._kind(group)
+        denoiser = self._lasting.get(kind)
         if denoiser is None:
-            capture = self.uses[frames] > 1 or frames <= BLOCK_FRAMES // 2  # so few keep a GPU waiting for the next kernel's launch
-            denoiser = BlockDenoiser(self.runner, self.schedule, self.guidance, **self.constants, frames=frames, capture=capture)
+            capture = self.uses[kind] > 1 or frames <= BLOCK_FRAMES // 2  # so few keep a GPU waiting for the next kernel's launch
+            denoiser = BlockDenoiser(self.runner, self.recipe, **self.constants, frames=frames, lanes=lanes, capture=capture)
             if capture:
-                self._lasting[frames] = denoiser
+                self._lasting[kind] = denoiser
         return denoiser.run(blocks, self.reporter)
 
     def skip(self) -> None:
         """A group's latents are there already."""
-        self.reporter.done += len(self.schedule)
+        self.reporter.done += len(self.recipe)
         self.reporter.report()
 
     def frames(self, group: list[int]) -> int:
         return self.runner.spec.frames or len(self.plan[group[0]])
 
+    def _kind(self, group: list[int]) -> tuple[int, int | None]:
+        """Frames and lanes of a group's denoiser. Without guidance, lanes are what fills the runner's batch."""
+        return self.frames(group), len(group) if self.recipe.guided else None
+
+
+def expect_profile(runner: Runner, plan: Plan) -> None:
+    """Raises EngineError for a plan that the runner cannot do. Loads nothing."""
+    if plan.cached and not runner.caches:
+        raise EngineError(
+            f"the profile {plan.profile.name} reuses the network's deep levels from step to step, which a TensorRT-RTX engine keeps to itself: "
+            "choose approx-guidance, approx-dpm10 or approx12 instead, or run the network in PyTorch (back end 'torch')."
+        )
+
 
 def _groups(plan: Sequence[np.ndarray], spec: RunnerSpec, guided: bool) -> list[list[int]]:
-    """The plan's blocks by evaluation: as many as the runner takes at once, of one length where it does not pad them."""
+    """The plan's blocks by evaluation: as many as the runner takes at once, of one length where it does not pad them.
+
+    guided: whether all steps are; else the batch holds two blocks, and steps with guidance take it in two evaluations.
+    """
     groups, first = [], 0
     while first < len(plan):
         last = min(len(plan), first + spec.lanes(guided))

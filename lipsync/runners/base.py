@@ -60,11 +60,13 @@ class Runner(ABC):
     """A network on a device. Not safe for use by two threads at once.
 
     model: the LatentSyncModel whose weights it runs, or None when only the weights are known. engine_identity: of an engine, see manifest.py.
+    caches: whether its sessions can reuse the network's deep features.
     """
 
     spec: RunnerSpec
     model = None
     engine_identity = ""
+    caches = False
 
     @abstractmethod
     def load(self) -> None:
@@ -86,10 +88,12 @@ class Runner(ABC):
         `check` may be called in the middle of long work and may raise. The result may be overwritten by the next call.
         """
 
-    def open(self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool) -> "Session":
-        """Buffers for blocks of `frames` frames (`spec.frames` where that is fixed) and latents of `size` (h, w)."""
+    def open(
+        self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool, lanes: int | None = None, cached: bool = False
+    ) -> "Session":
+        """Buffers for blocks of `frames` frames (`spec.frames` where that is fixed) and latents of `size` (h, w). See `Session`."""
         self.load()
-        return Session(self, timesteps, frames=frames, size=size, guided=guided)
+        return Session(self, timesteps, frames=frames, size=size, guided=guided, lanes=lanes)
 
 
 class Session:
@@ -102,13 +106,17 @@ class Session:
     need their own copy of the same sample, else 1.
     """
 
-    def __init__(self, runner: Runner, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool):
-        """timesteps: int64 [S], those that `noise` will be asked at. Raises ShapeError for what the runner does not take."""
+    def __init__(
+        self, runner: Runner, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool, lanes: int | None = None, cached: bool = False
+    ):
+        """timesteps: int64 [S], those that `noise` will be asked at. guided: whether any of them will be. lanes: by default as many blocks
+        as one evaluation takes; the halves of guidance fill the runner's batch, or the blocks must. cached: whether deep features will
+        be reused, for runners that do. Raises ShapeError for what the runner does not take."""
         spec = runner.spec
         spec.expect(frames, size)
         self.runner, self.guided = runner, guided
         halves = 2 if guided else 1
-        self.lanes = spec.lanes(guided)
+        self.lanes = lanes or spec.lanes(guided)
         self.timesteps = timesteps.to(spec.device)
         self._sample = torch.zeros(halves * self.lanes, 13, frames, *size, dtype=spec.dtype, device=spec.device)
         self._audio = torch.zeros(halves * self.lanes, frames, 50, 384, dtype=spec.dtype, device=spec.device)
@@ -118,15 +126,22 @@ class Session:
     def listen(self) -> None:
         """The audio has changed: prepare what depends on nothing else."""
 
-    def noise(self, index: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
-        """The noise in `sample` at `timesteps[index]`, index int64 [1] on the device: [2 if guided else 1, lanes, 4, F, h, w]."""
+    def noise(self, index: Tensor, check: Callable[[], None] = unchecked, *, guided: bool | None = None, reuse: bool = False) -> Tensor:
+        """The noise in `sample` at `timesteps[index]`, index int64 [1] on the device: [2 if guided else 1, lanes, 4, F, h, w].
+
+        guided: by default as the session is; False leaves the half without audio out. reuse: take the deep features that the last call
+        without it left; only where the runner `caches`.
+        """
         timestep = self.timesteps.index_select(0, index)
-        batch = self.runner.spec.batch or len(self._sample)
-        rows = [slice(start, start + batch) for start in range(0, len(self._sample), batch)]
+        guided, fixed = self.guided if guided is None else guided, self.runner.spec.batch
+        count = len(self._sample) if guided else max(self.lanes, fixed or 1)  # the rows that hear are the last ones
+        sample, audio = self._sample[-count:], self._audio[-count:]
+        rows = [slice(start, start + (fixed or count)) for start in range(0, count, fixed or count)]
         if len(rows) == 1:
-            return self._split(self.runner.predict(self._sample, timestep, self._audio, check))
-        # A runner that owns its output may overwrite it in the next call.
-        return self._split(torch.cat([self.runner.predict(self._sample[row], timestep, self._audio[row], check).clone() for row in rows]))
+            noise = self.runner.predict(sample, timestep, audio, check)
+        else:  # a runner that owns its output may overwrite it in the next call
+            noise = torch.cat([self.runner.predict(sample[row], timestep, audio[row], check).clone() for row in rows])
+        return self._split(noise if guided else noise[-self.lanes :])
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """A faster equal of `step`, which works in place on tensors of this session and of its owner and nothing else. May run it first."""

@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -87,6 +87,7 @@ class Pool:
     def __init__(self):
         self._runners: dict[tuple[str, ...], Runner] = {}
         self._instead: dict[tuple[str, ...], Recipe] = {}  # of an engine that turned out not to run here
+        self._failures: dict[tuple[str, ...], str] = {}  # and why
         self._lock = threading.RLock()
 
     def runner(self, recipe: Recipe, fallback: Recipe | None = None) -> Runner:
@@ -99,13 +100,22 @@ class Pool:
                 if fallback is None or recipe == fallback:
                     raise
                 log.warning("PyTorch runs the network: %s", error)
-                self._instead[recipe.key] = fallback
+                self._instead[recipe.key], self._failures[recipe.key] = fallback, str(error)
                 return self._loaded(fallback)
 
     def existing(self, recipe: Recipe) -> Runner | None:
         """The runner if there is one, loaded or not."""
         with self._lock:
-            return self._runners.get(self._instead.get(recipe.key, recipe).key)
+            return self._runners.get(self.current(recipe).key)
+
+    def current(self, recipe: Recipe) -> Recipe:
+        """The recipe, or what runs in place of it."""
+        with self._lock:
+            return self._instead.get(recipe.key, recipe)
+
+    def failure(self, recipe: Recipe) -> str:
+        """Why another recipe runs in place of this one; "" while it does not."""
+        return self._failures.get(recipe.key, "")
 
     def forget(self, keep: tuple[str, ...] | None = None) -> None:
         """Unload and drop every runner but that of the key `keep`."""
@@ -114,6 +124,7 @@ class Pool:
                 _give_back(self._runners.pop(key))
             if keep is None:
                 self._instead.clear()
+                self._failures.clear()
 
     def _loaded(self, recipe: Recipe) -> Runner:
         runner = self._runners.get(recipe.key)
@@ -145,10 +156,14 @@ POOL = Pool()
 
 @dataclass(frozen=True)
 class PooledRunner(Runner):
-    """What the socket LATENTSYNC_RUNNER carries: a runner by description. Light, comparable, picklable; loads on first use."""
+    """What the socket LATENTSYNC_RUNNER carries: a runner by description. Light, comparable, picklable; loads on first use.
+
+    reason: why this back end, for people.
+    """
 
     recipe: Recipe
     fallback: Recipe | None = None
+    reason: str = field(default="", compare=False)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -157,6 +172,10 @@ class PooledRunner(Runner):
     @property
     def model(self):
         return self.recipe.model
+
+    @property
+    def caches(self) -> bool:
+        return isinstance(POOL.current(self.recipe), TorchRecipe)
 
     @property
     def engine_identity(self) -> str:
@@ -194,8 +213,8 @@ class PooledRunner(Runner):
     def predict(self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
         return POOL.runner(self.recipe, self.fallback).predict(sample, timestep, audio, check)
 
-    def open(self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool) -> Session:
-        return POOL.runner(self.recipe, self.fallback).open(timesteps, frames=frames, size=size, guided=guided)
+    def open(self, timesteps: Tensor, **shape) -> Session:
+        return POOL.runner(self.recipe, self.fallback).open(timesteps, **shape)
 
 
 def runner_for(
@@ -213,6 +232,6 @@ def runner_for(
     choice = choose_for(model, backend, engine=engine, device=device, folder=folder, **want)
     plain = TorchRecipe(model, device, dtype)
     if choice.backend != RTX:
-        return PooledRunner(plain)
+        return PooledRunner(plain, reason=choice.reason)
     recipe = EngineRecipe(choice.engine.path, choice.engine.identity, model, device)
-    return PooledRunner(recipe, plain if backend == AUTO else None)
+    return PooledRunner(recipe, plain if backend == AUTO else None, choice.reason)

@@ -133,9 +133,9 @@ class RtxRunner(Runner):
         self._keep_cache()
         return self._buffers[OUTPUT]
 
-    def open(self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool) -> "RtxSession":
+    def open(self, timesteps: Tensor, **shape) -> "RtxSession":
         self.load()
-        return RtxSession(self, timesteps, frames=frames, size=size, guided=guided)
+        return RtxSession(self, timesteps, **shape)
 
     # --- loading ---
 
@@ -301,7 +301,7 @@ class RtxSession(Session):
             for _ in range(2):  # the first run compiles, which cannot be captured
                 step()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # others may prepare a job
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)
         loads = self.runner.loads

@@ -1,6 +1,7 @@
 """The network in PyTorch, on any device that PyTorch has."""
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ class TorchRunner(Runner):
     device: None takes the GPU if there is one. dtype: None is float16 on a GPU, float32 elsewhere.
     graph: let sessions capture their step in a CUDA graph. model: the LatentSyncModel that the network is of, where there is one.
     """
+
+    caches = True
 
     def __init__(
         self,
@@ -85,32 +88,39 @@ class TorchRunner(Runner):
         sample, audio = (tensor.to(self.spec.device, self.spec.dtype) for tensor in (sample, audio))
         return self.unet(sample, timestep, audio, check=check)
 
-    def open(self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool) -> "TorchSession":
+    def open(self, timesteps: Tensor, **shape) -> "TorchSession":
         self.load()
-        return TorchSession(self, timesteps, frames=frames, size=size, guided=guided)
+        return TorchSession(self, timesteps, **shape)
 
 
 class TorchSession(Session):
     """One block. Time embeddings are computed once for all, the audio's keys and values once a block, the half without audio costs no
-    cross-attention, and both halves share what comes before the first one. On a GPU with room for it the whole step becomes one CUDA graph.
+    cross-attention, and both halves share what comes before the first one. On a GPU with room for it the whole step becomes one CUDA graph,
+    and each kind of step (without guidance, with reused deep features) one of its own; they share the buffers.
     """
 
-    def __init__(self, runner: TorchRunner, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool):
+    def __init__(
+        self, runner: TorchRunner, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool, lanes: int | None = None, cached: bool = False
+    ):
         spec = runner.spec
         spec.expect(frames, size)
-        self.runner, self.guided, self.lanes = runner, guided, 1
+        self.runner, self.guided, self.lanes, self.frames = runner, guided, 1, frames
         # Channels last, as the network reads it.
         self._sample = torch.zeros(1, frames, *size, 13, dtype=spec.dtype, device=spec.device).permute(0, 4, 1, 2, 3)
         self.sample = self._sample[None]
         self.audio = torch.zeros(1, frames, 50, 384, dtype=spec.dtype, device=spec.device)
         self.shifts = runner.unet.embed(timesteps.to(spec.device))
         self.heard = runner.unet.listen(self.audio, silent=int(guided))
+        self._heard_alone = replace(self.heard, rows=1, silent=0)  # the same tensors
+        self._deep = runner.unet.deep_features(1 + guided, frames, size, dtype=spec.dtype, device=spec.device) if cached else None
 
     def listen(self) -> None:
         self.heard.copy_(self.runner.unet.listen(self.audio, silent=int(self.guided)))
 
-    def noise(self, index: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
-        return self._split(self.runner.unet.evaluate(self._sample, self.shifts.index_select(0, index), self.heard, check))
+    def noise(self, index: Tensor, check: Callable[[], None] = unchecked, *, guided: bool | None = None, reuse: bool = False) -> Tensor:
+        heard = self.heard if guided in (None, self.guided) else self._heard_alone
+        deep = None if self._deep is None else self._deep[-heard.rows * self.frames :]
+        return self._split(self.runner.unet.evaluate(self._sample, self.shifts.index_select(0, index), heard, check, deep, reuse))
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if not self.runner.graph:
@@ -131,7 +141,7 @@ class TorchSession(Session):
             if free_memory(device) < needed + SPARE:
                 log.info("little memory left on %s: no CUDA graph, which would keep %.1f GB to itself", device, needed / 1e9)
                 return step
-            with torch.cuda.graph(graph, pool=runner.pool, stream=stream):
+            with torch.cuda.graph(graph, pool=runner.pool, stream=stream, capture_error_mode="thread_local"):  # others may prepare a job
                 step()
             torch.cuda.current_stream().wait_stream(stream)
         loads = runner.loads

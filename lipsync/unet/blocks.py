@@ -108,12 +108,17 @@ class DownLevel(Level):
 
     def forward(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
         """Leaves a skip connection on `skips` after every stage and after halving the size."""
-        for stage in self.stages():
-            for layer in stage:
-                x = layer(x, flow)
-            skips.append(x)
+        x = self.descend(x, skips, flow)
         for downsampler in self.downsamplers:
             x = downsampler(x)
+            skips.append(x)
+        return x
+
+    def descend(self, x: Tensor, skips: list[Tensor], flow: Flow, count: int | None = None) -> Tensor:
+        """The first `count` stages (None: all)."""
+        for stage in self.stages()[:count]:
+            for layer in stage:
+                x = layer(x, flow)
             skips.append(x)
         return x
 
@@ -125,12 +130,17 @@ class UpLevel(Level):
 
     def forward(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
         """Takes a skip connection from `skips` before every stage; doubles the size at the end."""
-        for stage in self.stages():
+        x = self.climb(x, skips, flow)
+        for upsampler in self.upsamplers:
+            x = upsampler(x)
+        return x
+
+    def climb(self, x: Tensor, skips: list[Tensor], flow: Flow, which: slice = slice(None)) -> Tensor:
+        """Some of the stages. x is left as it is."""
+        for stage in self.stages()[which]:
             x = ops.joined(x, skips.pop())
             for layer in stage:
                 x = layer(x, flow)
-        for upsampler in self.upsamplers:
-            x = upsampler(x)
         return x
 
 

@@ -37,8 +37,11 @@ class LatentSyncUNet(nn.Module):
     """Predicts the noise in the latents of a run of frames. Parameters and `pe` buffers are named as in the public checkpoint.
 
     `forward` does everything. A denoising loop calls its three parts instead: `embed` once a job, `listen` once a block, `evaluate`
-    at every step.
+    at every step. Of a step, everything but the SHALLOW outermost stages may be kept and taken again at the next ones (DeepCache, Ma et
+    al. 2023): what they give, the deep features, changes little between neighbouring steps.
     """
+
+    SHALLOW = 2  # of the last level's stages, and the stages before its skip connections: what is always evaluated
 
     def __init__(self, config: UNetConfig | None = None):
         super().__init__()
@@ -93,23 +96,50 @@ class LatentSyncUNet(nn.Module):
         keys, values = zip(*pairs, strict=True)
         return Heard(keys, values, rows=silent + audio.shape[0], silent=silent)
 
-    def evaluate(self, sample: Tensor, shifts: Tensor, heard: Heard, check: Callable[[], None] = unchecked) -> Tensor:
+    def evaluate(
+        self,
+        sample: Tensor,
+        shifts: Tensor,
+        heard: Heard,
+        check: Callable[[], None] = unchecked,
+        deep: Tensor | None = None,
+        reuse: bool = False,
+    ) -> Tensor:
         """The noise in `sample` [B,13,F,h,w] -> [R,4,F,h,w], R = heard.rows: B, or a multiple of it where all rows share the same sample.
 
         `shifts` [1 or R, S] from `embed`. `check` is called between layers and may raise. A sample that is channels-last in memory
-        ([B,F,h,w,13] permuted) is read as it is.
+        ([B,F,h,w,13] permuted) is read as it is. `deep`: a tensor like `deep_features` that the deep features are left in; with `reuse`,
+        that they are taken from instead of being computed.
         """
         frames = sample.shape[2]
         flow = Flow(frames, shifts, heard, check)
         x = self.conv_in(sample.transpose(1, 2).flatten(0, 1).contiguous(memory_format=torch.channels_last))
         skips = [x]
+        if reuse:
+            self.down_blocks[0].descend(x, skips, flow, self.SHALLOW - 1)
+            x = deep
+        else:
+            x = self._deep(x, skips, flow)
+            if deep is not None:
+                deep.copy_(x)
+        x = self.up_blocks[-1].climb(x, skips, flow, slice(-self.SHALLOW, None))
+        x = self.conv_out(ops.group_norm(x, self.conv_norm_out, frames=frames, silu=True))
+        return x.unflatten(0, (-1, frames)).transpose(1, 2)
+
+    def _deep(self, x: Tensor, skips: list[Tensor], flow: Flow) -> Tensor:
+        """The deep features; what the outermost stages need stays on `skips`."""
         for level in self.down_blocks:
             x = level(x, skips, flow)
         x = self.mid_block(x, flow)
-        for level in self.up_blocks:
+        for level in self.up_blocks[:-1]:
             x = level(x, skips, flow)
-        x = self.conv_out(ops.group_norm(x, self.conv_norm_out, frames=frames, silu=True))
-        return x.unflatten(0, (-1, frames)).transpose(1, 2)
+        return self.up_blocks[-1].climb(x, skips, flow, slice(None, -self.SHALLOW))
+
+    def deep_features(self, rows: int, frames: int, size: tuple[int, int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the deep features of `evaluate`: zeros [rows*frames, C, h, w], channels-last."""
+        width, inner = self.config.block_out_channels[:2]
+        channels = width if self.config.layers_per_block >= self.SHALLOW else inner
+        return torch.zeros(rows * frames, *size, channels, dtype=dtype, device=device).permute(0, 3, 1, 2)
 
     def forward(
         self, sample: Tensor, timestep: Tensor | int, audio: Tensor, guided: bool = False, check: Callable[[], None] = unchecked

@@ -42,7 +42,7 @@ class Card:
         return self.share
 
     @contextmanager
-    def capture(self, graph, pool, stream):
+    def capture(self, graph, pool, stream, capture_error_mode):
         self.captured += 1
         yield
 
