@@ -10,6 +10,7 @@ from ..lipsync import audio, face, folders, timeline, weights
 from ..lipsync.clip import ENCODERS
 from ..lipsync.errors import MediaError
 from ..lipsync.pipeline import Job, run
+from ..lipsync.profiles import PROFILES
 from ..lipsync.runners.choice import BACKENDS
 from ..lipsync.silence import SILENCES
 from .terminal import TerminalProgress
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the MP4 to write")
     parser.add_argument("--model", default=DEFAULTS.model, help=f"file in models/latentsync, or {weights.DEMO!r} (default: first found)")
     parser.add_argument("--vae", help="VAE file or folder (default: looked for in models/vae)")
-    parser.add_argument("--steps", type=int, default=DEFAULTS.steps, help="denoising steps (default %(default)s)")
+    parser.add_argument("--profile", choices=PROFILES, default=DEFAULTS.profile, help="exact, or approximate for speed (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=DEFAULTS.steps, help=f"of {DEFAULTS.profile}; other than %(default)s is approximate too")
     parser.add_argument("--guidance", type=float, default=DEFAULTS.guidance, help="audio guidance, 1 = off (default %(default)s)")
     parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
     parser.add_argument("--resolution", type=int, choices=(256, 512), default=DEFAULTS.resolution)
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", choices=timeline.LENGTHS, default=DEFAULTS.length, help="how long the result is (default %(default)s)")
     parser.add_argument("--extend", choices=timeline.EXTENSIONS, default=DEFAULTS.extend, help="for a short clip (default %(default)s)")
     parser.add_argument("--face", type=face_choice, default=DEFAULTS.face, help="largest, left, right, or a number from the left, 0 first")
+    parser.add_argument("--face-time", type=float, default=DEFAULTS.face_time, help="second of the clip at which --face is chosen")
     parser.add_argument("--face-mask", type=Path, help="instead of --face: a picture, not black where the face is in the first frame")
     parser.add_argument("--detector", choices=face.DETECTORS, default=DEFAULTS.detector)
     parser.add_argument("--min-score", type=float, default=DEFAULTS.min_score, help="0..1: pass over less sure faces (default %(default)s)")

@@ -26,7 +26,7 @@ __all__ = ["PORTABLE", "THIS_GPU", "Engine", "build", "check", "find_engine", "l
 
 log = logging.getLogger(__name__)
 
-STAGE = "build engine"
+STAGE, EXPORT, COMPILE, WAIT = "build engine", "export network", "compile engine", "wait for another build"  # in progress reports
 EXPORT_SHARE = 0.35  # of the time
 BUILD_LOCK = ".build.lock"
 WORK = ".build-"  # what the folders of unfinished builds begin with
@@ -73,7 +73,7 @@ def build(
 def _build_at(path: Path, source: "_Source", want: Mapping, progress: Progress, rebuild: bool) -> dict:
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with storage.locked(folder / BUILD_LOCK, waiting=lambda: progress(0, 100, stage=STAGE)):
+    with storage.locked(folder / BUILD_LOCK, waiting=lambda: progress(0, 100, stage=WAIT)):
         found = None if rebuild else _existing(path, want)  # by whoever had the lock
         if found:
             return found
@@ -179,17 +179,17 @@ def _existing(path: Path, want: Mapping) -> dict | None:
 
 
 def _run(work: Path, source: _Source, want: Mapping, progress: Progress) -> dict:
-    def hear(start: float, share: float) -> Callable[[float], None]:
-        return lambda fraction: progress(int(100 * (start + share * fraction)), 100, stage=STAGE)
+    def hear(stage: str, start: float, share: float) -> Callable[[float], None]:
+        return lambda fraction: progress(int(100 * (start + share * fraction)), 100, stage=stage)
 
     started = time.monotonic()
-    with Step("export", work, dict(want), hear(0.0, EXPORT_SHARE)) as step:
+    with Step("export", work, dict(want), hear(EXPORT, 0.0, EXPORT_SHARE)) as step:
         weight_file.write(work / weight_file.NAME, source.tensors(), report=lambda _: step.check())
         exported = step.result()
     from .graph import weight_names
 
     job = {**want, "weights": weight_file.NAME, "places": weight_names(source.places)}
-    with Step("plan", work, job, hear(EXPORT_SHARE, 1 - EXPORT_SHARE)) as step:
+    with Step("plan", work, job, hear(COMPILE, EXPORT_SHARE, 1 - EXPORT_SHARE)) as step:
         built = step.result()
     seconds = {"export": exported.pop("seconds"), "plan": built.pop("seconds"), "total": round(time.monotonic() - started, 1)}
     peaks = [peak for peak in (exported.pop("peak_host_bytes"), built.pop("peak_host_bytes")) if peak]

@@ -46,6 +46,7 @@ class LatentSyncEngineBuild(io.ComfyNode):
                     io.Boolean.Input("weight_streaming", default=False, tooltip="Lets weights stay in system memory: for small cards, slower.")
                 ),
             ],
+            is_output_node=True,  # so that it can be run alone
             outputs=[sockets.Engine.Output(display_name="engine", tooltip="The engine: for LatentSync Load Engine, which also finds it by itself.")],
         )
 

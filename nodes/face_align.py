@@ -1,9 +1,10 @@
 """LatentSyncFaceAlign: clip -> face track and aligned crops."""
 import torch
 from comfy.model_management import get_torch_device
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from ..lipsync import face, folders
+from ..lipsync.face.outline import outline
 from . import sockets
 from .media import WORK_RATES, clip_from
 from .progress import NodeProgress
@@ -68,7 +69,19 @@ class LatentSyncFaceAlign(io.ComfyNode):
                     io.Int.Input("min_size", default=face.MIN_SIZE, min=8, max=4096, tooltip="Pixels; narrower faces are passed over.")
                 ),
                 io.Mask.Input("face_mask", optional=True, tooltip="Marks the face to follow, instead of 'face'. One for all will do."),
+                sockets.advanced(
+                    io.Float.Input(
+                        "face_time",
+                        default=0.0,
+                        min=0.0,
+                        max=86400.0,
+                        step=0.01,
+                        optional=True,
+                        tooltip="The second of the clip at which 'face' is chosen, 0 where one is first seen. A click on a face in the node sets it.",
+                    )
+                ),
             ],
+            is_output_node=True,  # so that it can be run alone, to see the track first
             outputs=[
                 sockets.Faces.Output(display_name="faces", tooltip="The followed face, frame by frame, and its clip: for Denoise, VAE Decode and Restore."),
                 io.Image.Output(display_name="preview", tooltip="Where the face was found and lost, cuts, and a contact sheet. One picture."),
@@ -81,13 +94,14 @@ class LatentSyncFaceAlign(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, clip, resolution, work_rate, image_rate, face, face_index, detector, smooth, min_score, min_size, face_mask=None
+        cls, clip, resolution, work_rate, image_rate, face, face_index, detector, smooth, min_score, min_size, face_mask=None, face_time=0.0
     ) -> io.NodeOutput:
         track = _align(
             clip_from(clip, work_rate, image_rate),
             detector,
             int(resolution),
             choice=face_mask if face_mask is not None else face_index if face == BY_INDEX else face,
+            choice_time=face_time,
             min_score=min_score,
             min_size=min_size,
             smooth=smooth,
@@ -95,7 +109,8 @@ class LatentSyncFaceAlign(io.ComfyNode):
             spool_folder=folders.temp_dir(),
             progress=NodeProgress(),
         )
-        return io.NodeOutput(track, torch.from_numpy(track.preview())[None] / 255)
+        preview = torch.from_numpy(track.preview())[None] / 255
+        return io.NodeOutput(track, preview, ui={**ui.PreviewImage(preview).as_dict(), "latentsync_track": [outline(track)]})
 
 
 def _align(clip, detector, resolution, **options):

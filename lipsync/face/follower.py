@@ -78,6 +78,7 @@ class Follower:
 
     choice, min_size (px of width), min_score: which faces count. detect_every: frames between two looks around a followed face, and between
     two searches of the whole frame while the face is lost.
+    pick: the frame in which `choice` is made, see `choose_in`; 0 is where a face is first seen.
     """
 
     detector: Detector
@@ -85,6 +86,7 @@ class Follower:
     min_size: float
     min_score: float
     detect_every: int
+    pick: int = 0
     refused: Refused = field(default_factory=Refused)
     cut: bool = False  # is this the first frame of a shot
 
@@ -98,8 +100,8 @@ class Follower:
         """`finds`: the detector's faces of this frame if they are known already (a detector that cannot follow)."""
         self._frame += 1
         self.cut = cut = self._cuts(frame)
-        face, fresh = None, True
-        if self._followed and not cut and finds is None:
+        face, fresh = self._picked(frame, finds) if self._frame == self.pick > 0 else (None, True)
+        if face is None and self._followed and not cut and finds is None:
             face, fresh = self._follow(frame)
         if face is None:
             face, fresh = self._search(frame, cut, finds)
@@ -107,6 +109,23 @@ class Follower:
         if face is not None:
             self._remember(frame, face, fresh)
         return face, fresh
+
+    def choose_in(self, number: int, likeness: np.ndarray) -> None:
+        """Make the choice in frame `number`. Before it, only the likeness (`identity.patch`) of who will be chosen says which face it is."""
+        self.pick, self._known = number, likeness
+
+    def _picked(self, frame, finds):
+        """The face that is chosen in this very frame, whichever was followed until now."""
+        face = choose(self.countable(frame, finds), self.choice, frame.shape, self._frame)
+        if face is None:
+            return None, True
+        same = self._followed and iou(self._last.box, face.box[None])[0] >= SAME_PLACE
+        self._known = self._known if same else None
+        return face, self.cut or not same
+
+    def countable(self, frame: np.ndarray, finds: list[Face] | None = None) -> list[Face]:
+        """The faces of one frame that may be chosen."""
+        return self._usable(self.detector.detect([frame], min_size=self.min_size)[0] if finds is None else finds)
 
     def _follow(self, frame):
         face = self.detector.follow(frame, self._last)
@@ -144,7 +163,7 @@ class Follower:
             return face, gap > 1
         if self._known is not None:
             face = most_alike(frame, finds, self._known)
-        if face is None and (not returning or gap > PATIENCE):
+        if face is None and self._frame >= self.pick and (not returning or gap > PATIENCE):
             face = choose(finds, self.choice, frame.shape, self._frame)
             self._known = None if face is not None else self._known
         return face, True

@@ -22,6 +22,7 @@ from .align import Aligner
 from .detector import MIN_SCORE, MIN_SIZE, Detector
 from .follower import Follower, Refused
 from .identity import check_choice
+from .look import pick
 from .preview import Thumbnails
 from .sights import Sight, aligned, cropped, cropped_together, followed, steadied
 from .warp import Warper
@@ -110,6 +111,7 @@ def align_clip(
     resolution: int = 512,
     *,
     choice: str | int | np.ndarray = "largest",
+    choice_time: float = 0.0,
     min_size: float = MIN_SIZE,
     min_score: float = MIN_SCORE,
     smooth: str = SMOOTHINGS[0],
@@ -121,7 +123,8 @@ def align_clip(
     """Follow one face through `clip` and cut it out, aligned.
 
     choice: "largest", "left", "right", an index from the left, or a mask [H,W]. It is made once; then that face is followed, also over a
-    cut where it can be told. min_size, min_score: a face narrower (px) or less sure (0..1) does not count. detect_every: see `Follower`.
+    cut where it can be told. choice_time: the second of the clip at which it is made (0: where a face is first seen); before that, the same
+    face is known by its looks. min_size, min_score: a face narrower (px) or less sure (0..1) does not count. detect_every: see `Follower`.
     smooth: "reference" smooths the alignment over time as LatentSync does (it hardly does), "steady" takes the jitter out of the landmarks
     first (see `steady`), "off" aligns each frame by itself.
     device: a CUDA device cuts the crops out of several frames at once; with any other, or None, OpenCV does it.
@@ -143,6 +146,7 @@ def align_clip(
 
     device = picture_device(device)
     follower, thumbnails = Follower(detector, choice, min_size, min_score, max(1, detect_every)), Thumbnails(clip.frame_count)
+    pick(clip, choice_time, follower)
     crops = Spool((resolution, resolution, 3), folder=spool_folder)
     rows, first, started = [], None, time.perf_counter()
 
@@ -166,7 +170,7 @@ def align_clip(
                     rows.append(_row(sight))
                     if sight.crop is not None:
                         crops.append(sight.crop)
-                    progress(len(rows), max(len(rows), clip.frame_count), stage="align")
+                    progress(len(rows), max(len(rows), clip.frame_count), stage="align", preview=sight.crop)
         if not rows:
             raise MediaError(f"{clip.name} has no frames")
         if not len(crops):

@@ -114,8 +114,9 @@ class Comfy:
         return Finished(prompt_id, status, entry["outputs"], told["execution_cached"]["nodes"], failure, events)
 
     def saved(self, finished: Finished) -> list[Path]:
-        """The files that a finished prompt shows, as paths on this machine."""
-        files = [file for shown in finished.outputs.values() for files in shown.values() for file in files if isinstance(file, dict)]
+        """The files that a finished prompt leaves in the output folder, as paths on this machine; previews are not among them."""
+        shown = [file for kinds in finished.outputs.values() for files in kinds.values() for file in files if isinstance(file, dict)]
+        files = [file for file in shown if file.get("type") == "output"]
         return [self.server.base / file["type"] / file["subfolder"] / file["filename"] for file in files]
 
 
