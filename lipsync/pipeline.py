@@ -30,7 +30,7 @@ class Job:
     video, audio: media files; `audio` may be a video with sound.
     out: the MP4 to write; its folder must exist.
     model: name of a checkpoint; None takes the first one found.
-    face: which one, see `face.align_clip`. face_preview: a PNG to write that shows where it was found.
+    face, face_time: which one, chosen at which second of the clip, see `face.align_clip`. face_preview: a PNG to write that shows where it was found.
     work_rate: frames a second of the work and of the result; None keeps the clip's own.
     backend: see `runners.choice`. device: torch device name; None takes the GPU if there is one.
     silence, silence_db: what the mouth does in silence, and what that is, see `silence.with_silence`.
@@ -51,6 +51,7 @@ class Job:
     length: str = "audio"
     extend: str = "ping-pong"
     face: str | int | np.ndarray = "largest"
+    face_time: float = 0.0
     detector: str = "auto"
     min_score: float = MIN_SCORE
     min_size: int = MIN_SIZE
@@ -188,6 +189,7 @@ def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prep
         parts.detector,
         checked.side,
         choice=job.face,
+        choice_time=job.face_time,
         min_score=job.min_score,
         min_size=job.min_size,
         smooth=job.smooth,

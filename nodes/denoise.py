@@ -99,12 +99,17 @@ class LatentSyncDenoise(io.ComfyNode):
                 seed=seed,
                 journal=journal,
                 spool_folder=temp,
-                progress=NodeProgress(),
+                progress=NodeProgress(lambda done, total: _crop(faces, done / max(1, total))),
             )
         finally:
             if release_runner:
                 memory.release(runner)
         return io.NodeOutput({"samples": latents, "latentsync_timeline": plan, "latentsync_journal": journal})
+
+
+def _crop(faces, share):
+    """The crop that is about being redrawn when `share` of the work is done."""
+    return faces.crops.read(min(int(share * len(faces.crops)), len(faces.crops) - 1)) if len(faces.crops) else None
 
 
 NODES = [LatentSyncDenoise]
