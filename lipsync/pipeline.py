@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import audio as audio_stage
-from . import budget, denoise, face, folders, restore, sampler, sound, timeline, vae, weights
+from . import budget, denoise, face, folders, profiles, restore, sound, timeline, vae, weights
 from .clip import Clip, check_target, copies_sound, open_clip, read_audio
 from .crops import Crops
 from .errors import AudioError
@@ -20,7 +20,6 @@ from .runners.choice import AUTO
 from .runners.pool import runner_for
 from .silence import check_silence, with_silence
 
-SAMPLER = "ddim"  # the reference's
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Job:
     silence, silence_db: what the mouth does in silence, and what that is, see `silence.with_silence`.
     encoder: of the pictures, see `ClipWriter`. lossless: write sound that cannot be copied from its file as FLAC instead of AAC.
     resume: keep finished blocks in `folders.jobs_dir()` until the job is done, and go on from those that are there.
+    profile, steps: how much of the reference's arithmetic is done, see `profiles.choose`.
     """
 
     video: Path
@@ -43,7 +43,7 @@ class Job:
     out: Path
     model: str | None = None
     vae: str | None = None
-    steps: int = 20
+    steps: int = profiles.STEPS
     guidance: float = 1.5
     seed: int = 0
     resolution: int | None = None
@@ -66,11 +66,17 @@ class Job:
     encoder: str = "auto"
     lossless: bool = False
     resume: bool = True
+    profile: str = profiles.EXACT
+
+    @property
+    def recipe(self) -> profiles.Plan:
+        """What is asked of the network at each step. Raises LatentSyncError for an unknown profile or impossible steps."""
+        return profiles.choose(self.profile, self.steps).plan(self.guidance)
 
 
 @dataclass(frozen=True)
 class Result:
-    """path: the clip written. summary: one line about faces and model, for people."""
+    """path: the clip written. summary: one line about faces, model and profile, for people."""
 
     path: Path
     summary: str
@@ -138,7 +144,7 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
 
 def check_settings(job: Job) -> None:
     """Raises what is wrong with the settings by themselves, no file looked at: LatentSyncError, ValueError."""
-    sampler.schedule(SAMPLER, job.steps)
+    profiles.choose(job.profile, job.steps).plan(job.guidance)
     check_silence(job.silence)
 
 
@@ -172,7 +178,7 @@ def load(checked: Checked, parts: Parts | None = None) -> Parts:
     return Parts(
         detector=parts.detector or face.load_detector(job.detector),
         vae=parts.vae or model.load_vae(path=job.vae, device=device),
-        runner=parts.runner or runner_for(model, job.backend, device=device, resolution=checked.side),
+        runner=parts.runner or runner_for(model, job.backend, device=device, cached=checked.job.recipe.cached, resolution=checked.side),
         encoder=parts.encoder or model.load_whisper(),
     )
 
@@ -181,6 +187,7 @@ def load(checked: Checked, parts: Parts | None = None) -> Parts:
 def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prepared:
     """Everything before the network, by `parts.encoder` and `parts.detector`."""
     job, temp = checked.job, folders.temp_dir()
+    denoise.expect_profile(parts.runner, job.recipe)
     features = audio_stage.extract(
         checked.speech, parts.encoder, windows=job.windows, device=checked.device, spool_folder=temp, progress=progress
     )
@@ -217,7 +224,7 @@ def draw(prepared: Prepared, parts: Parts, progress: Progress = silent, blocks: 
         steps=job.steps,
         guidance=job.guidance,
         seed=job.seed,
-        sampler=SAMPLER,
+        profile=job.profile,
         blocks=blocks,
         journal=prepared.journal,
         spool_folder=folders.temp_dir(),
@@ -239,7 +246,7 @@ def write(prepared: Prepared, crops: Crops, progress: Progress = silent) -> Resu
     path = restore.restore_clip(prepared.track, crops, voice, job.out, device=checked.device, progress=progress, **encoding)
     if prepared.journal:
         prepared.journal.discard()
-    notes = [prepared.track.summary(), f"Model: {model.description}", model.resolution_warning(checked.side)]
+    notes = [prepared.track.summary(), f"Model: {model.description}", model.resolution_warning(checked.side), f"Profile: {job.recipe.profile.text}."]
     return Result(path, " ".join(filter(None, notes)))
 
 

@@ -4,6 +4,7 @@ from comfy_api.latest import io
 from ..lipsync import budget, denoise, folders, timeline
 from ..lipsync.audio import THRESHOLD_DB
 from ..lipsync.journal import Journal
+from ..lipsync.profiles import EXACT, PROFILES, choose
 from ..lipsync.silence import SILENCES, with_silence
 from . import memory, sockets
 from .progress import NodeProgress
@@ -26,7 +27,7 @@ class LatentSyncDenoise(io.ComfyNode):
                 io.Int.Input(
                     "seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, control_after_generate=True, tooltip="The same seed gives the same result."
                 ),
-                io.Int.Input("steps", default=20, min=1, max=100, tooltip="20 is the reference's. Time is proportional."),
+                io.Int.Input("steps", default=20, min=1, max=100, tooltip="Of exact20. 20 is the reference's; any other number is approximate."),
                 io.Float.Input(
                     "guidance", default=1.5, min=1.0, max=5.0, step=0.1, tooltip="How strongly the speech drives the mouth. 1 halves the work."
                 ),
@@ -69,18 +70,27 @@ class LatentSyncDenoise(io.ComfyNode):
                         tooltip="Keep finished blocks on disk until the clip is restored: a job that was cancelled or died goes on from there.",
                     )
                 ),
+                io.Combo.Input(
+                    "profile",
+                    options=list(PROFILES),
+                    default=EXACT,
+                    optional=True,
+                    tooltip="exact20: the reference's arithmetic. All others are APPROXIMATE, for speed: docs/profiles.md has what each costs and changes.",
+                ),
             ],
             outputs=[io.Latent.Output(display_name="latent", tooltip="The redrawn faces as latents: for LatentSync VAE Decode.")],
         )
 
     @classmethod
-    def validate_inputs(cls, length=None, extend=None, silence=None):
-        return sockets.known_choices(cls, length=length, extend=extend, silence=silence)
+    def validate_inputs(cls, length=None, extend=None, silence=None, profile=None):
+        return sockets.known_choices(cls, length=length, extend=extend, silence=silence, profile=profile)
 
     @classmethod
     def execute(
-        cls, runner, faces, audio, vae, seed, steps, guidance, length, extend, release_runner, silence="off", silence_db=THRESHOLD_DB, resume=True
-    ) -> io.NodeOutput:
+        cls, runner, faces, audio, vae, seed, steps, guidance, length, extend, release_runner,
+        silence="off", silence_db=THRESHOLD_DB, resume=True, profile=EXACT,
+    ) -> io.NodeOutput:  # fmt: skip
+        denoise.expect_profile(runner, choose(profile, steps).plan(guidance))
         plan = timeline.build(len(faces), faces.clip.rate, audio.seconds, length=length, extend=extend)
         plan = with_silence(plan, audio, silence, silence_db)
         temp, jobs = folders.temp_dir(), folders.jobs_dir() if resume else None
@@ -97,6 +107,7 @@ class LatentSyncDenoise(io.ComfyNode):
                 steps=steps,
                 guidance=guidance,
                 seed=seed,
+                profile=profile,
                 journal=journal,
                 spool_folder=temp,
                 progress=NodeProgress(lambda done, total: _crop(faces, done / max(1, total))),

@@ -25,18 +25,19 @@ class Choice:
     engine: Engine | None = None
 
 
-def choose(wish: str, *, gpu: Gpu | None, version: str | None, candidates: list[tuple[Engine, bool, str]]) -> Choice:
+def choose(wish: str, *, gpu: Gpu | None, version: str | None, candidates: list[tuple[Engine, bool, str]], cached: bool = False) -> Choice:
     """The back end for `wish` (one of BACKENDS). A pure function.
 
     gpu: the card, None when there is none. version: of TensorRT-RTX, None when it is not installed. candidates: engines with their check's
-    verdict (ok, reason), best first. Raises EngineError when RTX is wished for and cannot be.
+    verdict (ok, reason), best first. cached: deep features will be reused from step to step. Raises EngineError when RTX is wished for and
+    cannot be.
     """
     if wish not in BACKENDS:
         raise EngineError(f"there is no back end {wish!r}: choose one of {', '.join(BACKENDS)}.")
     if wish == TORCH:
         return Choice(TORCH, "as chosen")
     usable = next((engine for engine, ok, _ in candidates if ok), None)
-    why_not = unsupported(gpu)
+    why_not = unsupported(gpu) or ("the profile reuses the network's deep levels, which engines keep to themselves" if cached else None)
     if not why_not and version is None:
         why_not = "the package tensorrt-rtx is not installed"
     if not why_not and usable is None:
@@ -49,12 +50,19 @@ def choose(wish: str, *, gpu: Gpu | None, version: str | None, candidates: list[
 
 
 def choose_for(
-    model, wish: str = AUTO, *, engine: Engine | None = None, device: torch.device | str | None = None, folder: Path | None = None, **want
+    model,
+    wish: str = AUTO,
+    *,
+    engine: Engine | None = None,
+    device: torch.device | str | None = None,
+    folder: Path | None = None,
+    cached: bool = False,
+    **want,
 ) -> Choice:
     """The back end for a LatentSyncModel on this machine; the one line about it goes to the log.
 
     engine: this one and no other. folder: of engines. want: IDENTITY fields an engine must have (resolution=512, guided=True), where it
-    matters. Raises EngineError as `choose`.
+    matters. cached: see `choose`. Raises EngineError as `choose`.
     """
     gpu = gpu_of(device)
     known = [] if wish == TORCH else [engine] if engine else engines.list_engines(folder)
@@ -62,9 +70,8 @@ def choose_for(
     mine = known if engine else [one for one in known if one.manifest["fingerprint"] == model.fingerprint]
     # Guided ones run everything, longer blocks are what the network was trained on, and a larger side is the newer release.
     mine = sorted(mine, key=lambda one: (one.manifest["guided"], min(one.manifest["frames"], 16), one.manifest["resolution"]), reverse=True)
-    choice = choose(
-        wish, gpu=gpu, version=engines.installed_version(), candidates=[(one, *engines.check(one.path, gpu=gpu, **want)) for one in mine]
-    )
+    verdicts = [(one, *engines.check(one.path, gpu=gpu, **want)) for one in mine]
+    choice = choose(wish, gpu=gpu, version=engines.installed_version(), candidates=verdicts, cached=cached)
     if choice.backend == TORCH and wish != TORCH:
         log.warning("PyTorch runs the network: %s.", choice.reason)
     else:
