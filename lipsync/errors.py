@@ -39,3 +39,7 @@ class DiskSpaceError(LatentSyncError):
 
 class DependencyError(LatentSyncError):
     """An optional Python package that this step needs is not installed."""
+
+
+class JobsFileError(LatentSyncError):
+    """A line of a jobs file is no job, or two of them cannot be in one batch."""

@@ -13,13 +13,22 @@ from .clip import Clip, check_target, copies_sound, open_clip, read_audio
 from .crops import Crops
 from .errors import AudioError
 from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
+from .face.identity import check_choice
 from .journal import Journal
 from .progress import Progress, silent
 from .runners.base import Runner
-from .runners.choice import AUTO
+from .runners.choice import AUTO, BACKENDS
 from .runners.pool import runner_for
 from .silence import check_silence, with_silence
 
+CHOICES = {
+    "length": timeline.LENGTHS,
+    "extend": timeline.EXTENSIONS,
+    "windows": audio_stage.WINDOWS,
+    "detector": face.DETECTORS,
+    "smooth": SMOOTHINGS,
+    "backend": BACKENDS,
+}
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,10 @@ def check_settings(job: Job) -> None:
     """Raises what is wrong with the settings by themselves, no file looked at: LatentSyncError, ValueError."""
     profiles.choose(job.profile, job.steps).plan(job.guidance)
     check_silence(job.silence)
+    check_choice(job.face)
+    for name, choices in CHOICES.items():
+        if getattr(job, name) not in choices:
+            raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(job, name)!r}")
 
 
 def check(job: Job) -> Checked:
@@ -174,13 +187,22 @@ def check(job: Job) -> Checked:
 
 def load(checked: Checked, parts: Parts | None = None) -> Parts:
     """`parts` with what is missing in it loaded."""
-    parts, job, model, device = parts or Parts(), checked.job, checked.model, checked.device
+    parts = parts or Parts()
     return Parts(
-        detector=parts.detector or face.load_detector(job.detector),
-        vae=parts.vae or model.load_vae(path=job.vae, device=device),
-        runner=parts.runner or runner_for(model, job.backend, device=device, cached=checked.job.recipe.cached, resolution=checked.side),
-        encoder=parts.encoder or model.load_whisper(),
+        detector=parts.detector or face.load_detector(checked.job.detector),
+        vae=parts.vae or load_vae(checked),
+        runner=parts.runner or find_runner(checked),
+        encoder=parts.encoder or checked.model.load_whisper(),
     )
+
+
+def load_vae(checked: Checked):
+    return checked.model.load_vae(path=checked.job.vae, device=checked.device)
+
+
+def find_runner(checked: Checked) -> Runner:
+    """It loads on its first use, or by `load`."""
+    return runner_for(checked.model, checked.job.backend, device=checked.device, cached=checked.job.recipe.cached, resolution=checked.side)
 
 
 @torch.inference_mode()

@@ -153,7 +153,7 @@ class ClipWriter:
 
     def _remove_stale(self) -> None:
         """What processes that were killed left of earlier tries, a day ago or more."""
-        for path in self.path.parent.glob(f"{glob.escape(self.path.stem[:40])}.{'[0-9a-f]' * 8}.part"):
+        for path in partials(self.path):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
@@ -223,6 +223,12 @@ class ClipWriter:
         for packet in packets:
             packet.duration = packet.duration or round(1 / self.rate / packet.time_base)  # else the last frame has none
             self._container.mux(packet)
+
+
+def partials(path: str | os.PathLike) -> list[Path]:
+    """What clips that are being written to `path`, or were when their process was killed, are called."""
+    path = Path(path)
+    return list(path.parent.glob(f"{glob.escape(path.stem[:40])}.{'[0-9a-f]' * 8}.part"))
 
 
 def check_target(path: str | os.PathLike, crf: float = 18, encoder: str = "auto") -> None:
