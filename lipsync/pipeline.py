@@ -209,7 +209,8 @@ def find_runner(checked: Checked) -> Runner:
 def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prepared:
     """Everything before the network, by `parts.encoder` and `parts.detector`."""
     job, temp = checked.job, folders.temp_dir()
-    denoise.expect_profile(parts.runner, job.recipe)
+    if parts.runner is not None:  # else whoever finds one will see
+        denoise.expect_profile(parts.runner, job.recipe)
     features = audio_stage.extract(
         checked.speech, parts.encoder, windows=job.windows, device=checked.device, spool_folder=temp, progress=progress
     )
