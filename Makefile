@@ -15,7 +15,7 @@ export UV_NATIVE_TLS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export PIP_PROGRESS_BAR ?= off
 
-.PHONY: help venv demo serve test test-gpu test-full-engine bench bench-memory workflows lint clean FORCE
+.PHONY: help venv demo serve test test-gpu test-full-engine bench bench-memory workflows help-pages lint clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make bench   every stage on this machine, as a table (COMPARE='a.json b.json' for two earlier ones); bench-memory: memory against length"
 	@echo "make test-gpu, make test-full-engine    what needs a CUDA device; the full-size TensorRT-RTX build (minutes, 7 GB)"
 	@echo "make workflows  the examples in the editor's form, from their API form"
+	@echo "make help-pages the nodes' help pages and English words, from their schemas"
 	@echo "make serve   ComfyUI with this pack, to look at in a browser"
 	@echo "make venv    only install what the others need, into $(VENV)"
 	@echo "make clean   remove $(VENV), .cache and build"
@@ -79,6 +80,9 @@ bench: $(INSTALLED) $(FACE_MODELS)
 
 workflows: $(INSTALLED)
 	@$(RUN) tools/workflow.py
+
+help-pages: $(INSTALLED)
+	@$(RUN) tools/help_pages.py
 
 clean:
 	rm -rf $(VENV) .cache build
