@@ -6,7 +6,7 @@ import sys
 
 from ..lipsync.errors import LatentSyncError
 
-COMMANDS = ("run", "batch", "build-engine", "bench")
+COMMANDS = ("run", "batch", "build-engine", "bench", "validate")
 
 
 def main(argv: list[str] | None = None) -> int:

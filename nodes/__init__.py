@@ -2,9 +2,9 @@
 from comfy_api.latest import ComfyExtension, io
 
 from ..lipsync import folders
-from . import audio_features, crops, denoise, engine_build, engine_load, face_align, model_load, restore, vae_decode
+from . import audio_features, compare, crops, denoise, engine_build, engine_load, face_align, model_load, restore, vae_decode
 
-STAGES = (model_load, engine_build, engine_load, face_align, audio_features, denoise, vae_decode, restore, crops)
+STAGES = (model_load, engine_build, engine_load, face_align, audio_features, denoise, vae_decode, restore, crops, compare)
 
 
 class LatentSyncExtension(ComfyExtension):

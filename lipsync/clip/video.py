@@ -80,6 +80,11 @@ class VideoClip(Clip):
     def fingerprint(self) -> str:
         return f"{self.media.fingerprint}@{self.rate}[{self._part[0]}:{self._part[1]}]"
 
+    @property
+    def begin(self) -> float:
+        """Seconds from the file's first picture to the first of the part that is shown."""
+        return float(self._index.times[self._part[0]])
+
     def frames_at(self, indices: Sequence[int], folder: str | Path | None = None) -> Iterator[np.ndarray]:
         return self._read(self._shown[self._checked(indices)], folder)
 

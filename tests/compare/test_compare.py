@@ -1,0 +1,194 @@
+"""Two clips against each other: real pictures of a real face, real detector."""
+import json
+import weakref
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from latentsync_rtx.bench.stubs import StubDetector
+from latentsync_rtx.lipsync import compare
+from latentsync_rtx.lipsync.clip import Clip, TensorClip, open_clip
+from latentsync_rtx.lipsync.compare import canvas, sounds
+from latentsync_rtx.lipsync.compare.pairs import Pairs
+from latentsync_rtx.lipsync.errors import ShapeError
+
+
+def clip_of(frames, rate=25) -> Clip:
+    return open_clip(np.stack(list(frames)), rate)
+
+
+def numbered(count, rate=25, size=(24, 32)) -> Clip:
+    """Frame k is of grey level k."""
+    return clip_of([np.full((*size, 3), k, np.uint8) for k in range(count)], rate)
+
+
+def late(frames, by=3):
+    return np.concatenate([frames[:1].repeat(by, 0), frames[:-by]])
+
+
+@pytest.fixture(scope="module")
+def shifted(talking, detector):
+    """A is in time with the speech, B's pictures come three frames late."""
+    told = []
+    found = compare.compare_clips(
+        clip_of(talking.frames), clip_of(late(talking.frames)), detector=detector, speech_a=talking.speech, speech_b=talking.speech,
+        progress=lambda done, total, **_: told.append((done, total)),
+    )
+    assert told[-1] == (len(talking.frames),) * 2
+    return found
+
+
+def test_a_file_is_like_itself_in_everything(talking, detector, write_media, tmp_path):
+    clip = open_clip(write_media(tmp_path, "clip.mp4", talking.frames[:12]))
+    found = compare.compare_clips(clip, clip, detector=detector)
+    numbers = json.loads(json.dumps(found.json(), allow_nan=False))
+    for part in ("full_frame", "mouth"):
+        assert numbers[part]["ssim"] == {"mean": 1.0, "min": 1.0, "max": 1.0}
+        assert numbers[part]["psnr_db"] == {"pooled": "Infinity", "worst": "Infinity"}
+    assert numbers["mouth"]["frames"] == 12
+    for drift in numbers["landmark_drift"].values():
+        assert drift["max"] == 0
+    assert numbers["mouth_opening"]["correlation"] == 1
+    assert "the same pictures" in found.summary()
+    assert found.strip()[:, 100:].max() > 100  # the pictures are there
+
+
+def test_mouth_three_frames_late_is_told_as_plus_three(shifted):
+    assert [shifted.offset(name).frames for name in "ab"] == [0, 3]
+    assert shifted.offset("b").score > 0.8 > shifted.offset("b").at_zero
+    offset = shifted.json()["av_offset"]["b"]
+    assert (offset["frames"], offset["seconds"], offset["method"]) == (3, 0.12, "correlation of mouth opening with the speech envelope")
+    assert "+3 frames, +0.120 s (the mouth comes 3 frames late), by correlation of mouth opening" in shifted.summary()
+
+
+def test_mouth_opening_follows_what_was_said(shifted, talking):
+    assert sounds.correlation(shifted.series["opening_a"], talking.said) > 0.9
+    wide, shut = talking.said > 0.3, talking.said < 0.02
+    assert shifted.series["opening_a"][wide].mean() > 2 * shifted.series["opening_a"][shut].mean()
+
+
+def test_sound_that_comes_late_is_a_mouth_that_comes_early(shifted, talking):
+    loud = shifted.envelopes["a"]
+    assert sounds.offset(shifted.series["opening_a"], np.r_[np.zeros(5), loud[:-5]], shifted.pairs.rate).frames == -5
+
+
+@pytest.mark.parametrize("opening, why", [(np.r_[np.linspace(0, 1, 20), [np.nan] * 40], "too few"), (np.full(60, 0.1), "does not move")])
+def test_why_there_is_no_offset(opening, why):
+    assert why in sounds.offset(opening, np.random.default_rng(0).random(60), 25)
+
+
+def test_drift_is_told_in_pixels_and_of_the_face(talking, detector):
+    moved = np.stack([np.roll(frame, 5, 1) for frame in talking.frames[:6]])
+    numbers = compare.compare_clips(clip_of(talking.frames[:6]), clip_of(moved), detector=detector).json()["landmark_drift"]
+    assert numbers["pixels"]["mean"] == pytest.approx(5, abs=0.5)
+    assert numbers["lips_pixels"]["mean"] == pytest.approx(5, abs=0.7)
+    assert numbers["of_face_size"]["mean"] == pytest.approx(5 / 172, abs=0.005)  # the face of this clip is 172 px
+
+
+def test_blurred_mouth_shows_in_the_mouth_more_than_in_the_frame(talking, detector):
+    blurred = talking.frames[:6].copy()
+    blurred[:, 170:240, 120:230] = [cv2.GaussianBlur(frame, (0, 0), 3)[170:240, 120:230] for frame in blurred]
+    found = compare.compare_clips(clip_of(talking.frames[:6]), clip_of(blurred), detector=detector)
+    assert found.mean("mouth_ssim") < 0.9 and 0.97 < found.mean("ssim") < 1
+    assert found.psnr("mouth_error") < found.psnr() - 6
+
+
+def test_frames_without_a_face_are_counted_and_left_out(talking, detector):
+    gone = talking.frames[:12].copy()
+    gone[4:9] = 0
+    found = compare.compare_clips(clip_of(talking.frames[:12]), clip_of(gone), detector=detector)
+    numbers = found.json()
+    assert numbers["faces"]["frames_without_face"] == {"a": 0, "b": 5}
+    assert numbers["mouth"]["frames"] == 7 and numbers["mouth"]["ssim"]["min"] == 1
+    assert numbers["full_frame"]["ssim"]["min"] < 0.5
+    assert "5 of 12 frames of B have no face" in found.summary()
+    found.plot()  # with gaps
+
+
+def test_mouths_are_where_the_guide_shows_them(talking, detector):
+    """Noise in place of a mouth is no face, yet is compared."""
+    ruined = talking.frames[:4].copy()
+    ruined[:, 20:] = np.random.default_rng(0).integers(0, 255, ruined[:, 20:].shape)
+    blind = compare.compare_clips(clip_of(ruined), clip_of(ruined), detector=detector)
+    seeing = compare.compare_clips(clip_of(ruined), clip_of(ruined), detector=detector, guide=clip_of(talking.frames[:4]))
+    assert blind.json()["mouth"]["frames"] == 0 and seeing.json()["mouth"]["frames"] == 4
+
+
+def test_detector_without_a_mesh_says_what_is_not_measured(talking):
+    found = compare.compare_clips(
+        clip_of(talking.frames[:4]), clip_of(talking.frames[:4]), detector=StubDetector(), speech_a=talking.speech, speech_b=talking.speech
+    )
+    missing = {one["what"]: one["why"] for one in found.json()["missing"]}
+    assert "use MediaPipe" in missing["mouth opening, mouth SSIM and PSNR, lip drift, A/V offset"]
+    assert found.json()["landmark_drift"]["pixels"]["max"] == 0 and found.json()["mouth"]["ssim"]["mean"] is None
+
+
+def test_other_sizes_are_an_error_that_tells_both_or_are_scaled():
+    a, b = numbered(3, size=(24, 32)), numbered(3, size=(48, 64))
+    with pytest.raises(ShapeError, match=r"32 x 24.*64 x 48"):
+        compare.compare_clips(a, b, detector=None)
+    found = compare.compare_clips(a, b, detector=None, resize=True)
+    assert found.mean("ssim") == pytest.approx(1, abs=1e-4) and "scaled from 64 x 48" in found.notes[0] and found.json()["compared"]["resized"]
+
+
+def test_other_rates_and_lengths_are_compared_by_time():
+    pairs = Pairs(numbered(10, 25), numbered(40, 50))
+    assert [(one[0, 0, 0], other[0, 0, 0]) for one, other in pairs] == [(k, 2 * k) for k in range(10)]
+    assert any("25 frames a second, B 50" in note for note in pairs.notes) and any("B goes on for 0.40 s" in note for note in pairs.notes)
+    assert len(Pairs(numbered(30, 30), numbered(10, 25))) == 12
+    assert len(Pairs(numbered(30), numbered(30), max_frames=4)) == 4
+
+
+class Watched(TensorClip):
+    """Counts its frames that are alive."""
+
+    def __init__(self, count):
+        super().__init__(torch.zeros(1, 32, 32, 3).expand(count, -1, -1, -1), 25)
+        self.alive = self.most = 0
+
+    def _frame(self, index):
+        frame = super()._frame(index)
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(frame, self._gone)
+        return frame
+
+    def _gone(self):
+        self.alive -= 1
+
+
+def test_clips_are_streamed():
+    a, b = Watched(200), Watched(200)
+    compare.compare_clips(a, b, detector=None)
+    assert max(a.most, b.most) < 8
+
+
+def test_what_a_listener_raises_stops_the_comparison():
+    def stop(done, total, **_):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    a = Watched(50)
+    with pytest.raises(KeyboardInterrupt):
+        compare.compare_clips(a, a, detector=None, progress=stop)
+
+
+def test_engine_verdict_is_told():
+    verdict = {"NVIDIA RTX 4090, compute capability 8.9": {"passed": True, "cosine": 0.999987, "largest_error": 0.01, "driver": "13.0"}}
+    engine = SimpleNamespace(path=SimpleNamespace(name="one.plan"), manifest={"parity": verdict})
+    found = compare.compare_clips(numbered(2), numbered(2), detector=None, engine=engine)
+    assert "one.plan against PyTorch: agrees on NVIDIA RTX 4090, compute capability 8.9, cosine 0.999987" in found.summary()
+    assert found.json()["engine"] == {"name": "one.plan", "parity": verdict}
+
+
+def test_plot_shows_both_mouths_and_strip_their_difference(shifted):
+    page = shifted.plot()
+    assert page.shape[1] == canvas.WIDTH and page.dtype == np.uint8
+    for colour in (canvas.A, canvas.B, canvas.SOUND):
+        assert (page == np.uint8(colour)).all(-1).sum() > 300
+    same = compare.compare_clips(numbered(9), numbered(9), detector=None)
+    assert (same.plot() == np.uint8(canvas.A)).all(-1).sum() == 0  # nothing is drawn that was not measured
+    strip = shifted.strip()
+    assert strip.shape[1] == canvas.WIDTH and strip.shape[0] > same.strip().shape[0]  # mouths are there in addition
