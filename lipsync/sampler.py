@@ -72,14 +72,12 @@ def ddim(steps: int) -> Schedule:
 def dpm_solver(steps: int) -> Schedule:
     """DPM-Solver++ 2M (Lu et al. 2022, algorithm 2): what is remembered is the last step's clean picture, (x - sigma e) / alpha.
 
-    As diffusers' DPMSolverMultistepScheduler makes it from the reference's configuration: "leading" spacing with offset 1, and
-    `final_sigmas_type="sigma_min"`, because the reference ends at timestep 0 too and not at a clean picture. The first step has nothing
-    to remember, and the last of fewer than 15 is of first order for stability: Euler steps in the clean picture.
+    As diffusers' `DPMSolverMultistepScheduler.from_config` of the reference's scheduler, with `final_sigmas_type="sigma_min"`: the reference
+    ends at timestep 0 too, not at a clean picture. Its "linspace" spacing begins at timestep 999, which is where latents that are all
+    noise belong; "leading", DDIM's, would begin ten steps at 901. The first step has nothing to remember, and the last of fewer than 15 is
+    of first order too, for stability.
     """
-    stride = TRAIN_STEPS // (steps + 1)
-    timesteps = np.arange(1, steps + 1)[::-1] * stride + STEPS_OFFSET
-    if timesteps[0] >= TRAIN_STEPS:
-        raise LatentSyncError(f"{steps} steps of DPM-Solver++ are not possible: choose fewer, 10 is usual.")
+    timesteps = np.linspace(0, TRAIN_STEPS - 1, steps + 1).round().astype(np.int64)[:0:-1]
     kept = alphas()[np.append(timesteps, 0)]
     alpha, sigma = np.sqrt(kept), np.sqrt(1 - kept)
     width = np.diff(np.log(alpha / sigma))  # of the steps, in half the logarithm of signal to noise: h

@@ -1,4 +1,6 @@
 """The schedules against diffusers' schedulers, and what is refused."""
+import dataclasses
+
 import pytest
 import torch
 from latentsync_rtx.lipsync import sampler
@@ -19,7 +21,7 @@ def model(latents, timestep):
     return torch.tanh(latents * (0.5 + timestep / 1000)) + 0.1 * torch.sin(timestep / 50.0)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 4, 8, 20, 50, 999])
+@pytest.mark.parametrize("steps", [1, 3, 4, 8, 12, 20, 50, 999])
 def test_ddim_equals_diffusers(steps):
     diffusers = pytest.importorskip("diffusers")
     reference = diffusers.DDIMScheduler(
@@ -36,6 +38,41 @@ def test_ddim_equals_diffusers(steps):
     torch.testing.assert_close(walk(schedule, start, model), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 14, 15, 20, 999])
+def test_dpm_solver_equals_diffusers(steps):
+    """As diffusers makes it from the scheduler that the reference has."""
+    diffusers = pytest.importorskip("diffusers")
+    theirs = diffusers.DDIMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False, set_alpha_to_one=False, steps_offset=1
+    )
+    reference = diffusers.DPMSolverMultistepScheduler.from_config(theirs.config, algorithm_type="dpmsolver++", final_sigmas_type="sigma_min")
+    assert (reference.config.solver_order, reference.config.timestep_spacing) == (2, "linspace")
+    reference.set_timesteps(steps)
+    schedule = sampler.schedule("dpm++2m", steps)
+    assert schedule.timesteps.tolist() == reference.timesteps.tolist()
+
+    start = torch.randn(2, 4, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = start.clone()
+    for timestep in reference.timesteps:
+        expected = reference.step(model(expected, timestep), timestep, expected).prev_sample
+    result = walk(dataclasses.replace(schedule, table=schedule.table.double()), start, model)
+    assert ((result - expected).norm() / expected.norm()).item() < 1e-5
+
+
+def test_dpm_solver_gains_on_ddim():
+    """What it is for. Pictures spread around one of them, of which the best answer at every noise is known."""
+
+    def answer(latents, timestep):
+        left = alphas[timestep]
+        return (latents - left.sqrt() * picture) * (1 - left).sqrt() / (1 - left * (1 - 0.8**2))
+
+    alphas = torch.from_numpy(sampler.alphas()).float()
+    picture, start = torch.randn(2, 500, generator=torch.Generator().manual_seed(1))
+    truth = walk(sampler.schedule("ddim", 999), start, answer)
+    distance = {name: (walk(sampler.schedule(name, 10), start, answer) - truth).norm() for name in ("ddim", "dpm++2m")}
+    assert distance["dpm++2m"] < 0.5 * distance["ddim"]
+
+
 def test_a_remembering_schedule_uses_the_state_before_the_update():
     row = torch.tensor([2.0, 3.0, 5.0, 7.0, 11.0])
     latents, memory = torch.tensor([1.0]), torch.tensor([10.0])
@@ -44,7 +81,10 @@ def test_a_remembering_schedule_uses_the_state_before_the_update():
     assert memory.item() == 7 * 1 + 11 * 0.5
 
 
-@pytest.mark.parametrize(("name", "steps", "says"), [("euler", 20, "ddim"), ("ddim", 0, "0 denoising steps"), ("ddim", 1000, "1 to 999")])
+@pytest.mark.parametrize(
+    ("name", "steps", "says"),
+    [("euler", 20, "ddim"), ("ddim", 0, "0 denoising steps"), ("ddim", 1000, "1 to 999"), ("dpm++2m", 1000, "1 to 999")],
+)
 def test_unknown_samplers_and_impossible_step_counts_are_refused(name, steps, says):
     with pytest.raises(LatentSyncError, match=says):
         sampler.schedule(name, steps)

@@ -1,6 +1,8 @@
 """TorchRunner: the protocol, moving the weights, and the session's shortcuts against a plain call of the network."""
 import pytest
 import torch
+from latentsync_rtx.lipsync import profiles
+from latentsync_rtx.lipsync.denoise import Block, BlockDenoiser
 from latentsync_rtx.lipsync.errors import ShapeError
 from latentsync_rtx.lipsync.runners import Session, TorchRunner
 from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
@@ -49,6 +51,26 @@ def test_a_session_answers_as_the_network_does(unet, guided, plain):
         silence = unet(sample * scale, TIMESTEPS[index], torch.zeros_like(audio))
         heard = unet(sample * scale, TIMESTEPS[index], audio * scale)
         torch.testing.assert_close(noise, torch.stack([silence, heard][1 - guided :]), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_step_without_guidance_and_one_that_reuses(unet):
+    """Of one guided session: the half that hears by itself, and the halves' own deep features."""
+    session = TorchRunner(unet, device="cpu").open(TIMESTEPS, frames=2, size=(16, 16), guided=True, cached=True)
+    sample, audio = inputs(size=16)
+    session.sample[:, 0] = sample[0]
+    session.audio[0] = audio[0]
+    session.listen()
+    index = torch.tensor([1])
+    both = session.noise(index)
+    assert torch.equal(session.noise(index, reuse=True), both)
+    alone = session.noise(index, guided=False)
+    assert alone.shape == (1, 1, 4, 2, 16, 16)
+    torch.testing.assert_close(alone, both[1:], rtol=1e-4, atol=1e-5)
+    assert torch.equal(session.noise(index, guided=False, reuse=True), alone)
+    session.sample.mul_(0.9)
+    reused, renewed = session.noise(index, reuse=True), session.noise(index)
+    assert 1e-4 < ((reused - renewed).norm() / renewed.norm()).item() < 0.5
 
 
 def test_it_takes_the_dtype_it_is_given_and_says_what_it_is():
@@ -118,6 +140,28 @@ def test_a_check_is_heard_in_the_middle_of_a_step(unet):
     heard = []
     session.noise(torch.tensor([0]), check=lambda: heard.append(None))
     assert len(heard) > 100
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("profile", profiles.PROFILES)
+@torch.no_grad()
+def test_captured_steps_of_a_profile_equal_the_steps(profile):
+    """Two or three graphs that take turns on the same buffers, over two blocks; replaying allocates nothing."""
+    runner, plan = TorchRunner(make_unet(), device="cuda", dtype=torch.float16), profiles.choose(profile).plan(1.5)
+    generator = torch.Generator().manual_seed(0)
+    noise, latents, audio = (torch.randn(shape, generator=generator) for shape in ((4, 16, 16), (2, 2, 4, 16, 16), (2, 50, 384)))
+    blocks = [Block(*(latents * scale), audio * scale) for scale in (1.0, 0.5)]
+    results = []
+    for capture in (True, False):
+        denoiser = BlockDenoiser(runner, plan, latent_keep=torch.ones(16, 16), noise=noise, frames=2, capture=capture)
+        results.append([denoiser.run([block])[0] for block in blocks])
+        if capture:
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            denoiser.run(blocks[:1])
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] - before < 40, "one step allocates hundreds of tensors when it is not captured"
+    for captured, plain in zip(*results, strict=True):
+        torch.testing.assert_close(captured, plain, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.gpu

@@ -103,6 +103,32 @@ def test_fused_weights_give_the_same_and_follow_the_parameters(net, weights):
     assert distance(net.double()(sample.double(), 500, audio.double()).float(), changed) < 1e-5
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("layers", [2, 1], ids=["LatentSync's levels", "the demo's levels"])
+@torch.no_grad()
+def test_deep_features_are_all_that_the_outer_stages_need(layers, silent, fused):
+    """To the bit: leaving them changes nothing, and taking them back gives what computing them gives. Only the outer stages are evaluated."""
+    torch.manual_seed(0)
+    net = LatentSyncUNet(UNetConfig(**{**recipe.TINY, "layers_per_block": layers})).eval()
+    if fused:
+        net.fuse()
+    sample, audio = random_inputs(size=16)
+    shifts, heard = net.embed(torch.tensor([700])), net.listen(audio, silent=silent)
+    deep = net.deep_features(1 + silent, 3, (16, 16), dtype=sample.dtype, device=sample.device)
+    whole = net.evaluate(sample, shifts, heard)
+    assert torch.equal(net.evaluate(sample, shifts, heard, deep=deep), whole)
+    kept, evaluated = deep.clone(), []
+    for module in (*net.modules(),):
+        if isinstance(module, Resnet):
+            module.register_forward_hook(lambda *_: evaluated.append(1))
+    assert torch.equal(net.evaluate(sample, shifts, heard, deep=deep, reuse=True), whole)
+    assert len(evaluated) == 3  # one on the way down, two on the way up
+    assert torch.equal(deep, kept), "what is kept must outlive its use"
+    net.evaluate(sample * 0.5, shifts, heard, deep=deep)
+    assert distance(net.evaluate(sample, shifts, heard, deep=deep, reuse=True), whole) > 1e-3, "other deep features give another answer"
+
+
 @pytest.mark.parametrize(
     ("sample", "audio", "says"),
     [
