@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from ..lipsync import denoise, ops, profiles, vae_fast
+from ..lipsync import denoise, ops, vae_fast
+from ..lipsync.profiles import choose
 from ..lipsync.runners import TorchRunner
 from ..lipsync.unet import UNetConfig
-from . import face, job, networks, reference
+from . import face, job, networks, profiles, reference
 from .measure import Row, apart, captured, disturbances, exact, milliseconds, peak
 
 GUIDANCE = 1.5
@@ -94,7 +95,7 @@ def block(setup: Setup) -> Iterator[Row]:
     runner = TorchRunner(networks.unet(setup.device, setup.dtype, setup.config), setup.device, setup.dtype)
     side, frames, seconds = setup.size, setup.frames, 0.1 if setup.small else 3
     denoiser = denoise.BlockDenoiser(
-        runner, profiles.choose(steps=setup.steps).plan(GUIDANCE), latent_keep=torch.rand(side, side), noise=torch.randn(4, side, side), frames=frames
+        runner, choose(steps=setup.steps).plan(GUIDANCE), latent_keep=torch.rand(side, side), noise=torch.randn(4, side, side), frames=frames
     )
     latents = torch.randn(2, frames, 4, side, side, device=setup.device)
     one = denoise.Block(latents[0], latents[1], torch.randn(frames, 50, 384))
@@ -159,4 +160,6 @@ def clip(setup: Setup) -> Iterator[Row]:
     yield from job.rows(setup)
 
 
-CASES: dict[str, Callable[[Setup], Iterator[Row]]] = {"unet": unet, "block": block, "vae": vae, "faces": faces, "clip": clip}
+CASES: dict[str, Callable[[Setup], Iterator[Row]]] = {
+    "unet": unet, "block": block, "profiles": profiles.rows, "vae": vae, "faces": faces, "clip": clip
+}  # fmt: skip

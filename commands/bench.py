@@ -15,9 +15,13 @@ LIMITS_HOLD_ON = "H200"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--only", help="groups to measure, comma separated: unet, block, vae, faces, clip (default: all)")
+    parser.add_argument("--only", help="groups to measure, comma separated: unet, block, profiles, vae, faces, clip (default: all)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="measure nothing: print two JSON files side by side")
+    parser.add_argument(
+        "--profiles", type=Path, nargs=2, metavar=("CLIP", "SPEECH"), help="measure what each profile of `run` costs and changes on this clip, by --model"
+    )
+    parser.add_argument("--model", help="for --profiles, as in `run` (default: first found)")
     parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
     parser.add_argument("--resolution", type=int, default=512, help="px of the face crops (default: 512; a CPU always does 64)")
     parser.add_argument("--frames", type=int, default=16, help="frames of a block (default: 16)")
@@ -30,6 +34,8 @@ def main(arguments) -> int:
     if arguments.compare:
         _write(_comparison(*map(_read, arguments.compare)))
         return 0
+    if arguments.profiles:
+        return _profiles(arguments)
     from ..bench.cases import CASES, Setup
     from ..bench.measure import machine
 
@@ -63,6 +69,21 @@ def main(arguments) -> int:
                 torch.cuda.empty_cache()
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _profiles(arguments) -> int:
+    from ..bench.measure import machine
+    from ..bench.profiles import drift, table
+    from ..lipsync.pipeline import Job
+    from .terminal import TerminalProgress
+
+    clip, speech = arguments.profiles
+    job = Job(video=clip, audio=speech, out=Path("unwritten.mp4"), model=arguments.model, device=arguments.device)
+    _write(", ".join(f"{name} {fact}" for name, fact in machine().items()))
+    with TerminalProgress() as progress, torch.inference_mode():
+        for line in table(drift(job, progress)):
+            _write(line)
     return 0
 
 
