@@ -19,6 +19,8 @@ def load_pack():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop cleans up as Ctrl-C does
+    if sys.version_info < (3, 10):  # noqa: UP036 - whatever Python is at hand may be tried
+        sys.exit("Python 3.10 or newer is needed, and this is {}.{}: use ComfyUI's own Python.".format(*sys.version_info))
     load_pack()
     from latentsync_rtx.commands import main
 

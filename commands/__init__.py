@@ -6,7 +6,7 @@ import sys
 
 from ..lipsync.errors import LatentSyncError
 
-COMMANDS = ("run", "batch", "build-engine", "bench", "validate")
+COMMANDS = ("run", "batch", "build-engine", "bench", "validate", "doctor")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -14,8 +14,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python <latentsync-rtx>", description="Lip-sync a video with LatentSync, without ComfyUI.")
     parser.add_argument("-v", "--verbose", action="store_true", help="log what each stage decides")
     subparsers = parser.add_subparsers(dest="command", required=True)
-    modules = {}
-    for name in COMMANDS:
+    modules, chosen = {}, next((word for word in (sys.argv[1:] if argv is None else argv) if word in COMMANDS), None)
+    for name in [chosen] if chosen else COMMANDS:  # one alone: `doctor` runs where what the others import is missing
         modules[name] = importlib.import_module(f".{name.replace('-', '_')}", __name__)
         command = subparsers.add_parser(name, help=modules[name].HELP, description=modules[name].HELP)
         modules[name].add_arguments(command)

@@ -16,7 +16,7 @@ from pathlib import Path
 from . import folders
 from .errors import ModelFileError
 from .progress import Progress, silent
-from .spool import require_space
+from .spool import require_space, size_text
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,18 @@ TELL_EVERY = 0.1  # seconds between calls of progress: network pieces are small 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file of a Hugging Face repository, and the name it gets in the models folder of `kind`."""
+    """A file of a Hugging Face repository, the name it gets in the models folder of `kind`, and about how many bytes it has (0: unknown)."""
 
     repo: str
     file: str
     kind: str
     name: str
+    size: int = 0
+
+    @property
+    def address(self) -> str:
+        """Where it is fetched from."""
+        return f"{(os.environ.get('HF_ENDPOINT') or ENDPOINT).rstrip('/')}/{self.repo}/resolve/main/{self.file}"
 
     @property
     def target(self) -> Path:
@@ -44,13 +50,13 @@ class Remote:
 
 DEFAULT_CHECKPOINT = "LatentSync-1.6/latentsync_unet.pt"
 CHECKPOINTS = {
-    DEFAULT_CHECKPOINT: Remote("ByteDance/LatentSync-1.6", "latentsync_unet.pt", folders.KIND, DEFAULT_CHECKPOINT),
+    DEFAULT_CHECKPOINT: Remote("ByteDance/LatentSync-1.6", "latentsync_unet.pt", folders.KIND, DEFAULT_CHECKPOINT, 5_000_000_000),
     "LatentSync-1.5/latentsync_unet.pt": Remote(
-        "ByteDance/LatentSync-1.5", "latentsync_unet.pt", folders.KIND, "LatentSync-1.5/latentsync_unet.pt"
+        "ByteDance/LatentSync-1.5", "latentsync_unet.pt", folders.KIND, "LatentSync-1.5/latentsync_unet.pt", 5_000_000_000
     ),
 }
-WHISPER = Remote("ByteDance/LatentSync-1.6", "whisper/tiny.pt", folders.KIND, "whisper/tiny.pt")
-VAE = Remote("stabilityai/sd-vae-ft-mse", "diffusion_pytorch_model.safetensors", "vae", "sd-vae-ft-mse.safetensors")
+WHISPER = Remote("ByteDance/LatentSync-1.6", "whisper/tiny.pt", folders.KIND, "whisper/tiny.pt", 76_000_000)
+VAE = Remote("stabilityai/sd-vae-ft-mse", "diffusion_pytorch_model.safetensors", "vae", "sd-vae-ft-mse.safetensors", 335_000_000)
 
 
 def download(name: str | None = None, progress: Progress = silent, *, endpoint: str | None = None) -> list[Path]:
@@ -60,6 +66,12 @@ def download(name: str | None = None, progress: Progress = silent, *, endpoint: 
     fetched. Raises ModelFileError with the address and the place to put the file by hand, DiskSpaceError before the first byte, and what
     `progress` raises; a transfer that was broken off goes on from where it stopped, now or next time.
     """
+    return [fetch(remote, progress, endpoint=endpoint) for remote in missing(name)]
+
+
+def missing(name: str | None = None) -> list[Remote]:
+    """What `download` would fetch: the files of a whole model that are nowhere. Raises ModelFileError for a checkpoint that is not there and
+    has no known source."""
     from . import weights  # which imports this module
 
     wanted, name = [], name or DEFAULT_CHECKPOINT
@@ -74,12 +86,19 @@ def download(name: str | None = None, progress: Progress = silent, *, endpoint: 
             find()
         except ModelFileError:
             wanted.append(remote)
-    return [fetch(remote, progress, endpoint=endpoint) for remote in wanted]
+    return wanted
+
+
+def offer(remotes: list[Remote]) -> str:
+    """For messages: which files, how large, from where, to where, and that they can be fetched."""
+    files = "; ".join(f"{one.target.name} ({size_text(one.size)}) from {one.address} to {one.target}" for one in remotes)
+    total = size_text(sum(one.size for one in remotes))
+    return f"turn on 'download' (--download on the command line) to fetch what is missing, {total}, or put it there by hand: {files}"
 
 
 def fetch(remote: Remote, progress: Progress = silent, *, endpoint: str | None = None) -> Path:
     """One file. Raises as `download`."""
-    address = f"{(endpoint or os.environ.get('HF_ENDPOINT') or ENDPOINT).rstrip('/')}/{remote.repo}/resolve/main/{remote.file}"
+    address = remote.address if endpoint is None else f"{endpoint.rstrip('/')}/{remote.repo}/resolve/main/{remote.file}"
     target = remote.target
     log.info("downloading %s to %s", address, target)
     try:

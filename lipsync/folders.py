@@ -99,6 +99,13 @@ def output_dir() -> Path:
     return Path(comfy.get_output_directory()) if comfy else Path.cwd()
 
 
+def comfyui_root() -> Path:
+    """The folder that has `models/` outside ComfyUI: COMFYUI_PATH, else the ComfyUI whose `custom_nodes` this pack is in, else the pack's own."""
+    if os.environ.get("COMFYUI_PATH"):
+        return Path(os.environ["COMFYUI_PATH"]).expanduser().absolute()
+    return next((place for place in PACK.parents if (place / "folder_paths.py").is_file()), PACK)
+
+
 def _comfy():
     """ComfyUI's `folder_paths`, if ComfyUI is what is running: importing it here would read the command line and make folders."""
     module = sys.modules.get("folder_paths")
@@ -117,7 +124,7 @@ def _safe(name: str, kind: str) -> Path:
 
 
 def _shim_paths(kind: str) -> list[Path]:
-    root, folders = _comfy_root(), []
+    root, folders = comfyui_root(), []
 
     def add(folder: Path, is_default: bool = False) -> None:
         if is_default and folder in folders:
@@ -131,13 +138,6 @@ def _shim_paths(kind: str) -> list[Path]:
         add(folder, is_default)
     add(root / "models" / kind)
     return folders
-
-
-def _comfy_root() -> Path:
-    """The folder that has `models/`: COMFYUI_PATH, else the ComfyUI whose `custom_nodes` this pack is in, else the pack's own folder."""
-    if os.environ.get("COMFYUI_PATH"):
-        return Path(os.environ["COMFYUI_PATH"]).expanduser().absolute()
-    return next((place for place in PACK.parents if (place / "folder_paths.py").is_file()), PACK)
 
 
 def _extra_paths(file: Path, kind: str) -> list[tuple[Path, bool]]:

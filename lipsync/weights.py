@@ -15,7 +15,7 @@ import torch
 from . import demo, folders
 from .checkpoint import Uninitialised, read_checkpoint
 from .demo import DEMO
-from .download import DEFAULT_CHECKPOINT, download, source_of
+from .download import CHECKPOINTS, DEFAULT_CHECKPOINT, VAE, download, missing, offer, source_of
 from .errors import ModelFileError
 from .vae_diffusers import SOURCE as VAE_SOURCE
 from .vae_diffusers import DiffusersVAE
@@ -25,7 +25,7 @@ from .whisper import WhisperEncoder, load_encoder
 if TYPE_CHECKING:
     from .unet import LatentSyncUNet, UNetConfig
 
-__all__ = ["DEMO", "LatentSyncModel", "download", "find_model", "find_vae", "find_whisper", "list_models", "open_model"]
+__all__ = ["DEMO", "LatentSyncModel", "download", "find_model", "find_vae", "find_whisper", "list_models", "open_model", "require_files"]
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +147,19 @@ def find_model(name: str | None = None) -> LatentSyncModel:
         name = next(iter(_checkpoints()), DEFAULT_CHECKPOINT)
     path = folders.find(name)
     if path is None:
-        raise ModelFileError(f"{WHAT} {name!r} is missing from {_places(folders.KIND)}: {SOURCE}, or choose {DEMO!r} to try the graph.")
+        how = offer(missing(name)) if name in CHECKPOINTS else SOURCE
+        raise ModelFileError(f"{WHAT} {name!r} is missing from {_places(folders.KIND)}: {how}; or choose {DEMO!r} to try the graph.")
     return open_model(path, name)
+
+
+def require_files(name: str, vae: bool = True) -> None:
+    """Raises ModelFileError naming at once all that the model `name` lacks and can be downloaded, instead of one file at each stage. Without
+    `vae`, the VAE is somebody else's business. What is there is not looked into."""
+    if name not in demo.BUNDLED and folders.find(name) is not None:
+        lacking = [remote for remote in missing(name) if vae or remote is not VAE]
+        if lacking:
+            names = " and ".join(remote.target.name for remote in lacking)
+            raise ModelFileError(f"{names} {'are' if len(lacking) > 1 else 'is'} missing, which {name!r} needs: {offer(lacking)}.")
 
 
 def open_model(path: str | Path, name: str | None = None) -> LatentSyncModel:

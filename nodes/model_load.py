@@ -57,6 +57,7 @@ class LatentSyncModelLoad(io.ComfyNode):
         if download:
             weights.download(checkpoint, progress=NodeProgress())
         model = weights.find_model(checkpoint)
+        weights.require_files(checkpoint, vae=vae == AUTO)
         return io.NodeOutput(model, _load_vae(model, vae))
 
 

@@ -212,3 +212,23 @@ def test_download_fetches_what_is_missing_and_only_that(hub, models, tmp_path): 
     assert weights.download(endpoint=hub.endpoint) == fetched[:1]
     with pytest.raises(ModelFileError, match="cannot be downloaded"):
         weights.download("mine.pt", endpoint=hub.endpoint)
+
+
+def test_what_is_missing_is_told_all_at_once(models):
+    wanted = [downloads.CHECKPOINTS[downloads.DEFAULT_CHECKPOINT], downloads.WHISPER, downloads.VAE]
+    assert downloads.missing() == wanted and downloads.missing(weights.DEMO) == []
+    with pytest.raises(ModelFileError, match="'download'") as told:
+        weights.find_model(downloads.DEFAULT_CHECKPOINT)
+    for remote, size in zip(wanted, ("5.0 GB", "76 MB", "335 MB"), strict=True):  # which, from where, into which folder, how big
+        assert f"({size}) from https://huggingface.co/{remote.repo}/resolve/main/{remote.file} to {models / remote.kind / remote.name}" in str(told.value)
+
+
+def test_a_checkpoint_without_its_companions_is_told_before_any_stage(models):
+    weights.require_files(weights.DEMO)  # has all it needs
+    save_unet(models / "latentsync/mine.pt", unet_state())
+    with pytest.raises(ModelFileError, match=r"tiny\.pt and sd-vae-ft-mse\.safetensors are missing, which 'mine\.pt' needs.*411 MB"):
+        weights.require_files("mine.pt")
+    with pytest.raises(ModelFileError, match=r"tiny\.pt is missing"):
+        weights.require_files("mine.pt", vae=False)
+    save_whisper(models / "latentsync/whisper/tiny.pt")
+    weights.require_files("mine.pt", vae=False)
