@@ -3,7 +3,7 @@ import hashlib
 import io
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import av
@@ -12,6 +12,8 @@ from ..errors import MediaError
 
 _LFS_POINTER = b"version https://git-lfs"
 _LENIENT = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}  # PyAV 19 has no such option
+# Formats whose files name other files, hosts or programs. A clip comes from strangers; it is read, and nothing that it points to.
+_REFERRING = {"hls", "applehttp", "concat", "dash", "webm_dash_manifest", "imf", "sdp", "rtp", "rtsp", "avisynth", "vapoursynth", "lavfi", "tty"}
 _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a song is not a clip
 
 
@@ -41,7 +43,10 @@ class Media:
     def open(self) -> av.container.InputContainer:
         """A fresh container, with its own position. Metadata in unknown encodings is no reason to fail."""
         try:
-            return av.open(self.path if self.data is None else io.BytesIO(self.data), **_LENIENT)
+            media = self.path if self.data is None else io.BytesIO(self.data)
+            return av.open(media, container_options={"format_whitelist": _formats()}, **_LENIENT)
+        except av.ArgumentError as error:
+            raise self.cannot_open("it is a playlist or a script, which names other files; give the video or sound file itself") from error
         except (av.FFmpegError, OSError, ValueError) as error:
             raise self.cannot_open(f"{reason(error)}. Is it a video or sound file, and complete?") from error
 
@@ -66,6 +71,12 @@ class Media:
             raise self.cannot_open("it is empty (0 bytes)")
         if head.startswith(_LFS_POINTER):
             raise self.cannot_open("it is a Git LFS pointer, not the media itself; run `git lfs pull` where it came from")
+
+
+@lru_cache(maxsize=1)
+def _formats() -> str:
+    """For FFmpeg: what may be read."""
+    return ",".join(sorted(av.formats_available - _REFERRING))
 
 
 def _stamp(path: str) -> str:

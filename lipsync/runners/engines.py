@@ -48,18 +48,21 @@ def list_engines(folder: Path | str | None = None) -> list[Engine]:
         if path.name.startswith("."):
             continue
         try:
-            found.append(read(path))
+            found.append(find_engine(path.name, folder))
         except EngineError as error:
             log.warning("not listed: %s", error)
     return found
 
 
 def find_engine(name: str, folder: Path | str | None = None) -> Engine:
-    """The engine called `name`: its file name, or its label in a list. Raises EngineError; a name never leads out of the folder."""
+    """The engine called `name`: its file name, or its label in a list. Raises EngineError; neither a name nor a link leads out of the folder."""
     name = name.split(" (", 1)[0].strip()
-    if not name or name != Path(name).name or "\\" in name or not name.endswith(SUFFIX):
+    if not name or name != Path(name).name or "\\" in name or "\0" in name or not name.endswith(SUFFIX):
         raise EngineError(f"{name!r} is not the name of an engine in {folder_of(folder)}: choose one from the list.")
-    return read(folder_of(folder) / name)
+    path = folder_of(folder) / name
+    if path.resolve().parent != path.parent.resolve():
+        raise EngineError(f"{path} is a link to {path.resolve()}, and a plan is code: move the file itself into the folder, with its .json.")
+    return read(path)
 
 
 def read(path: Path | str) -> Engine:
