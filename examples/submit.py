@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".gif")
-EXAMPLE = Path(__file__).with_name("lipsync.api.json")
+EXAMPLE = Path(__file__).with_name("api") / "lipsync.json"
 UPLOADS = "latentsync"  # subfolder of ComfyUI's input folder
 BAR_CELLS = 24
 HISTORY_TRIES = 100  # a tenth of a second each

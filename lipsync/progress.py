@@ -36,10 +36,12 @@ class Pace:
         """Seconds until `total`, at the pace since the stage's first call; None while nobody can tell."""
         now = self._clock()
         if stage != self._stage or done < self._from:
-            self._stage, self._from, self._since = stage, done, now
+            self._stage, self._from, self._since, self._done, self._at = stage, done, now, done, now
+        if done != self._done:
+            self._done, self._at = done, now
         if done <= self._from or done >= total or now - self._since < self.LEAST:
             return None
-        return (total - done) * (now - self._since) / (done - self._from)
+        return max(0.0, (total - done) * (self._at - self._since) / (done - self._from) - (now - self._at))
 
     def tell(self, done: int, total: int, stage: str) -> str:
         """One line: "align: 120 of 500, 0:48 left"."""

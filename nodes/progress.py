@@ -55,5 +55,8 @@ class NodeProgress:
 
     def _say(self, text: str) -> None:
         server = PromptServer.instance
-        if server is not None and self._node is not None and hasattr(server, "send_progress_text"):
-            server.send_progress_text(text, self._node, server.client_id)
+        if server is None or self._node is None or not hasattr(server, "send_progress_text"):
+            return
+        parts = str(self._node).split(":")  # of a node in a subgraph: the page shows the text on whichever of its ancestors is in view
+        for depth in range(len(parts), 0, -1):
+            server.send_progress_text(text, ":".join(parts[:depth]), server.client_id)

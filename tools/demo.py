@@ -15,7 +15,7 @@ from demo_media import make
 from face_models import fetch
 
 BASE = ROOT / "build" / "comfyui"
-EXAMPLE = ROOT / "examples" / "lipsync.api.json"
+EXAMPLE = ROOT / "examples" / "api" / "lipsync.json"
 STEPS = 4  # of the workflow's 20: the whole should take two cores two minutes at most
 
 

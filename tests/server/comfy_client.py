@@ -13,6 +13,8 @@ import numpy as np
 import requests
 from PIL import Image
 
+CLIP = "it's a face (1) 顔.mp4"  # F27: quotes, blanks, brackets, another alphabet
+SPEECH = "the new speech.wav"
 JOB_SECONDS = 300  # a prompt that takes longer fails the test
 
 

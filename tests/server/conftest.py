@@ -16,11 +16,9 @@ import comfyui  # noqa: E402 - ours, in tools/
 import demo_media  # noqa: E402
 import face_models  # noqa: E402
 import speech  # noqa: E402
-from comfy_client import Comfy, patch  # noqa: E402
+from comfy_client import CLIP, SPEECH, Comfy, patch  # noqa: E402
 
 SECONDS = 0.6  # of the clip and of the speech: one block of 16 frames
-CLIP = "it's a face (1) 顔.mp4"  # F27: quotes, blanks, brackets, another alphabet
-SPEECH = "the new speech.wav"
 
 
 def pytest_collection_modifyitems(items):
@@ -73,7 +71,7 @@ def comfy(start_server, face_files, media) -> Comfy:
 
 @pytest.fixture(scope="session")
 def example() -> Callable[..., dict]:
-    """`example({"Class.input": value})` -> examples/lipsync.api.json on the test media, in one step without guidance, with the changes."""
-    workflow = json.loads((ROOT / "examples" / "lipsync.api.json").read_text(encoding="utf-8"))
+    """`example({"Class.input": value})` -> examples/api/lipsync.json on the test media, in one step without guidance, with the changes."""
+    workflow = json.loads((ROOT / "examples" / "api" / "lipsync.json").read_text(encoding="utf-8"))
     fast = {"LoadVideo.file": CLIP, "LoadAudio.audio": SPEECH, "LatentSyncDenoise.steps": 1, "LatentSyncDenoise.guidance": 1.0}
     return lambda changes=None: patch(workflow, {**fast, **(changes or {})})

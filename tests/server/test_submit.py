@@ -46,7 +46,7 @@ def test_submit_says_what_the_server_refuses(comfy, clip, speech, tmp_path):
     assert done.returncode == 1
     assert "LatentSyncDenoise: " in done.stderr and "steps" in done.stderr and "Traceback" not in done.stderr
     # one output is wrong and another is right: ComfyUI would do the right one
-    workflow = json.loads((ROOT / "examples" / "lipsync.api.json").read_text(encoding="utf-8"))
+    workflow = json.loads((ROOT / "examples" / "api" / "lipsync.json").read_text(encoding="utf-8"))
     workflow["image"] = {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}
     workflow["preview"] = {"class_type": "PreviewImage", "inputs": {"images": ["image", 0]}}
     (tmp_path / "both.json").write_text(json.dumps(workflow), encoding="utf-8")

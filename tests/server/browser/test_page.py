@@ -1,0 +1,110 @@
+"""What a person does in the editor: opens our templates, runs them, picks a face, asks for an engine and thinks better of it."""
+import demo_media
+import numpy as np
+import pytest
+from comfy_client import CLIP, SPEECH
+
+TWO = "two faces.mp4"
+FAST = {"steps": 1, "guidance": 1.0, "release_runner": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_faces(comfy):
+    """A clip with a face on the left and its mirror image on the right."""
+    frames = (np.hstack([frame, frame[:, ::-1]]) for frame in demo_media.face_frames(0.6, size=(320, 256)))
+    demo_media.write_clip(comfy.input / TWO, frames)
+
+
+@pytest.mark.parametrize("name, ours", [("lip-sync-a-video", 1), ("lipsync", 7)])
+def test_template_loads_clean_and_runs(editor, comfy, name, ours):
+    editor.open(f"?template={name}&source=latentsync-rtx")
+    editor.page.wait_for_function("app.graph.nodes.length > 3")
+    editor.settle()
+    assert editor.page.get_by_text("Missing Node Types").count() == 0
+    assert editor.problems() == []
+    assert len(editor.page.evaluate("app.graph.nodes.filter(one => one.subgraph || one.type.startsWith('LatentSync'))")) == ours
+    editor.set("LoadVideo", file=CLIP)
+    editor.set("LoadAudio", audio=SPEECH)
+    editor.set("LatentSyncDenoise", **FAST)
+    editor.listen()
+    editor.page.get_by_test_id("queue-button").get_by_role("button").first.click()
+    assert editor.ended() == "execution_success", editor.heard("execution_error")
+    editor.settle(1)
+    editor.shot(f"{name}-done")
+    spoken = [text["text"] for text in editor.heard("progress_text")]
+    stages = {text.split(":")[0] for text in spoken}
+    assert {"Following the face", "Listening", "Drawing the mouth", "Decoding faces", "Putting faces back"} <= stages
+    assert editor.heard("b_preview_with_metadata"), "the crop in work"
+    (result,) = (shown["output"]["images"] for shown in editor.heard("executed") if str(shown["node"]) == "10")
+    assert result[0]["type"] == "output" and (comfy.server.base / "output" / result[0]["subfolder"] / result[0]["filename"]).stat().st_size > 1000
+    playing = editor.page.locator("video").evaluate_all("all => all.map(one => [one.src || one.querySelector('source')?.src, one.readyState, one.error])")
+    assert [one for one in playing if "output" in one[0] and one[1] >= 1 and one[2] is None], playing
+
+
+def test_five_inputs_are_all_that_a_person_fills(editor):
+    editor.open("?template=lip-sync-a-video&source=latentsync-rtx")
+    editor.page.wait_for_function("app.graph.nodes.length > 3")
+    names = "(one => [one.inputs.map(input => input.name), one.widgets.map(widget => widget.name)])"
+    shown = editor.page.evaluate(f"{names}(app.graph.nodes.find(one => one.subgraph))")
+    assert shown == [["video", "speech", "checkpoint", "resolution", "seed"], ["checkpoint", "resolution", "seed"]]
+
+
+def test_a_click_picks_the_face(editor, comfy):
+    editor.open("?template=lipsync&source=latentsync-rtx")
+    editor.page.wait_for_function("app.graph.nodes.length > 3")
+    editor.set("LoadVideo", file=TWO)
+    editor.focus("LatentSyncFaceAlign")
+    strip, view, caption = (editor.page.locator(f".latentsync {part}") for part in (".strip", ".view", ".caption"))
+    assert not view.is_visible(), "nothing is looked at before it is asked for"
+    editor.click(strip, 0.5)
+    editor.page.wait_for_function("document.querySelector('.latentsync .caption').textContent.match(/^0.3.*2 faces/)")
+    editor.click(view, 0.75, 0.35)
+    assert editor.values("LatentSyncFaceAlign", "face", "face_index") == ["index", 1]
+    (seconds,) = editor.values("LatentSyncFaceAlign", "face_time")
+    assert seconds == pytest.approx(0.3, abs=0.05)
+    assert "Face 1" in caption.inner_text()
+    editor.listen()
+    editor.page.evaluate("app.queuePrompt(0, 1, [String(app.graph.nodes.find(one => one.type === 'LatentSyncFaceAlign').id)])")  # that node alone
+    assert editor.ended() == "execution_success", editor.heard("execution_error")
+    editor.settle(1)
+    editor.shot("face-picked")
+    (shown,) = editor.heard("executed")
+    (track,) = shown["output"]["latentsync_track"]
+    assert track["frames"] == 15 and min(box[1] for box in track["boxes"]) > 0.5, "the right one, all the way"
+    assert "15 of 15 frames" in caption.inner_text()
+    colours = strip.evaluate("one => [...one.getContext('2d').getImageData(one.width / 4, 16, 1, 1).data]")
+    assert colours[1] > 1.5 * colours[0], f"green where the face was found, not {colours}"
+    editor.set("LoadVideo", file=CLIP)
+    assert editor.problems() == []
+
+
+def test_engine_status_and_a_build_that_is_cancelled(editor, comfy):
+    editor.open()
+    editor.load(
+        {
+            "last_node_id": 3, "last_link_id": 2, "version": 0.4, "links": [[1, 1, 0, 2, 0, "LATENTSYNC_MODEL"], [2, 1, 0, 3, 0, "LATENTSYNC_MODEL"]],
+            "nodes": [
+                {"id": number, "type": kind, "pos": [400 * number, 100], "size": [360, 300], "order": number, "mode": 0, "flags": {}, "properties": {}}
+                for number, kind in ((1, "LatentSyncModelLoad"), (2, "LatentSyncEngineLoad"), (3, "LatentSyncEngineBuild"))
+            ],
+        }
+    )  # fmt: skip
+    editor.page.evaluate("for (const target of [2, 3]) app.graph.getNodeById(1).connect(0, app.graph.getNodeById(target), 0)")
+    load, build = (editor.page.locator(".latentsync").nth(number) for number in (0, 1))
+    editor.page.wait_for_function("document.querySelectorAll('.latentsync dl')[1]?.textContent.includes('back end')")
+    assert "PyTorch" in load.inner_text() and "why not TensorRT-RTX: there is no NVIDIA GPU here" in load.inner_text()
+    button = load.get_by_role("button")
+    assert button.inner_text() == "Build for this GPU" and button.is_disabled() and "NVIDIA" in button.get_attribute("title")
+    editor.settle(1)
+    editor.shot("engine-status")
+    editor.listen()
+    build.get_by_role("button", name="Build now").click()
+    build.get_by_role("button", name="Cancel the build").wait_for()
+    editor.page.wait_for_function("heard.some(([kind, data]) => kind === 'progress_text' && data.text.startsWith('1/2 Exporting the network'))")
+    editor.shot("engine-build")
+    build.get_by_role("button", name="Cancel the build").click()
+    assert editor.ended() == "execution_interrupted"
+    editor.page.wait_for_function("document.querySelectorAll('.latentsync .note')[1].textContent.includes('cancelled')")
+    assert build.get_by_role("button").inner_text() == "Build now"
+    engines = comfy.server.base / "models" / "latentsync" / "engines"
+    assert not [path for path in engines.rglob("*") if path.suffix == ".plan"]
