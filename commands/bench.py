@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 
 from ..lipsync.errors import LatentSyncError
+from .terminal import TerminalProgress
 
 HELP = "measure every stage on this machine (random weights; nothing to download), or compare two measurements"
 
 LIMITS_HOLD_ON = "H200"
-
+WEIGHTS = ("auto", "real", "random")  # of --published
 
 
 def add_arguments(parser) -> None:
@@ -27,6 +28,11 @@ def add_arguments(parser) -> None:
     parser.add_argument("--frames", type=int, default=16, help="frames of a block (default: 16)")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16", help="of the networks on a GPU (default: float16)")
     parser.add_argument("--compile", action="store_true", help="also measure torch.compile (its first compilation takes minutes)")
+    parser.add_argument("--published", action="store_true", help="whole jobs, as the published table has them: exact, with a runner, in fewer steps")
+    parser.add_argument("--seconds", type=float, help="of film, for --published (default: 9.68; 0.4 without a GPU)")
+    parser.add_argument("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="for --published: 'auto' takes real ones where they are (default)")
+    parser.add_argument("--video", type=Path, help="for --published: another clip than the published fixture")
+    parser.add_argument("--audio", type=Path, help="for --published: another speech")
     parser.add_argument("--memory", type=float, help="GB that the job (group 'clip') may use, as on a smaller card")
 
 
@@ -36,28 +42,16 @@ def main(arguments) -> int:
         return 0
     if arguments.profiles:
         return _profiles(arguments)
-    from ..bench.cases import CASES, Setup
-    from ..bench.measure import machine
+    if arguments.published:
+        return published(arguments)
+    from ..bench.cases import CASES
 
     names = arguments.only.split(",") if arguments.only else list(CASES)
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise LatentSyncError(f"there is nothing called {', '.join(unknown)} to measure: choose from {', '.join(CASES)}.")
-    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    small = device.type == "cpu"
-    setup = Setup(
-        device=device,
-        dtype=torch.float32 if small else getattr(torch, arguments.dtype),
-        size=8 if small else arguments.resolution // 8,
-        frames=min(2, arguments.frames) if small else arguments.frames,
-        small=small,
-        steps=2 if small else 20,
-        compile=arguments.compile,
-        memory=arguments.memory,
-    )
-    facts = machine()
-    _write(", ".join(f"{name} {fact}" for name, fact in facts.items()))
-    if small:
+    setup, facts = _setup(arguments), _machine()
+    if setup.small:
         _write("No GPU: a tiny network at 64 px, to compare one version with another.")
     rows = []
     with torch.inference_mode():
@@ -65,7 +59,7 @@ def main(arguments) -> int:
             for row in CASES[name](setup):
                 rows.append(asdict(row))
                 _write(_line(rows[-1], LIMITS_HOLD_ON in facts.get("GPU", "")))
-            if device.type == "cuda":
+            if setup.device.type == "cuda":
                 torch.cuda.empty_cache()
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
@@ -87,6 +81,67 @@ def _profiles(arguments) -> int:
     return 0
 
 
+def _setup(arguments):
+    from ..bench.cases import Setup
+
+    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    small = device.type == "cpu"
+    return Setup(
+        device=device,
+        dtype=torch.float32 if small else getattr(torch, arguments.dtype),
+        size=8 if small else arguments.resolution // 8,
+        frames=min(2, arguments.frames) if small else arguments.frames,
+        small=small,
+        steps=2 if small else 20,
+        compile=arguments.compile,
+        memory=arguments.memory,
+    )
+
+
+def _machine() -> dict[str, str]:
+    from ..bench.measure import machine
+
+    facts = machine()
+    _write(", ".join(f"{name} {fact}" for name, fact in facts.items()))
+    return facts
+
+
+def published(arguments) -> int:
+    """`--published`: see bench/published.py."""
+    from ..bench import published as table
+    from ..lipsync.compare.report import safe
+    from ..lipsync.runners.engines import installed_version
+
+    setup, facts = _setup(arguments), _machine()
+    facts["TensorRT-RTX"] = installed_version() or "not installed"
+    _write(f"TensorRT-RTX {facts['TensorRT-RTX']}; {str(setup.dtype).removeprefix('torch.')}, crops of {setup.size * 8} px, guidance 1.5, blocks of 16 frames")
+    if setup.small:
+        _write("NO GPU: a tiny network at 64 px on a short clip, to see that it works. These are no measurements of LatentSync.")
+    said, rows = [], []
+
+    def say(text: str) -> None:
+        said.append(text)
+        _write(text)
+
+    with TerminalProgress() as progress:
+        measured = table.rows(
+            setup, seconds=arguments.seconds, which=arguments.weights, video=arguments.video, audio=arguments.audio, say=say, progress=progress
+        )
+        for row in measured:
+            progress.close()
+            if not rows:
+                _write(table.heading())
+            rows.append(row)
+            _write(table.line(row, rows[0]))
+    if rows:
+        _write(f"Likeness and drift are to the film of the first row ({rows[0].name}). Every row is a whole job, its models loaded beforehand.")
+    _write(table.THEIRS)
+    if arguments.json:
+        content = {"machine": facts, "rows": [asdict(row.row()) for row in rows], "published": [asdict(row) for row in rows], "notes": said}
+        arguments.json.write_text(json.dumps(safe(content), indent=1, allow_nan=False) + "\n")
+    return 0
+
+
 def _line(row: dict, limited: bool) -> str:
     limits = [f"{row[key]:g}" for key in ("reach", "stretch") if limited and row[key] is not None]
     against = f"(<= {', '.join(limits)})" if limits else ""
@@ -94,7 +149,7 @@ def _line(row: dict, limited: bool) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.1e}" if value and abs(value) < 1e-3 else f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.1e}" if value and abs(value) < 1e-2 else f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
 
 
 def _read(path: Path) -> dict:

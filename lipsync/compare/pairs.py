@@ -68,5 +68,8 @@ def frames_in_time(clip: Clip, rate: Fraction, count: int) -> np.ndarray:
 
 
 def scaled(frame: np.ndarray, width: int, height: int) -> np.ndarray:
+    """uint8 [H,W,3] -> [height,width,3]."""
+    if frame.shape[:2] == (height, width):
+        return frame
     smaller = width * height < frame.shape[0] * frame.shape[1]
     return cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)

@@ -94,7 +94,7 @@ class Comparison:
             "missing": [{"what": what, "why": why} for what, why in self.missing],
             "per_frame": {name: values.tolist() for name, values in {**series, **self._heard()}.items() if np.isfinite(values).any()},
         }
-        return _safe(found)
+        return safe(found)
 
     def summary(self) -> str:
         """For people, a fact a line."""
@@ -185,11 +185,12 @@ def _decibel(value: float) -> str:
     return "infinite (the same pictures)" if math.isinf(value) else f"{value:.2f} dB"
 
 
-def _safe(value):
+def safe(value):
+    """`value` as `Comparison.json` promises."""
     if isinstance(value, dict):
-        return {key: _safe(one) for key, one in value.items()}
+        return {key: safe(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_safe(one) for one in value]
+        return [safe(one) for one in value]
     if isinstance(value, (float, np.floating)):
         value = float(value)
         return None if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else round(value, DIGITS)
