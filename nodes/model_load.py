@@ -1,11 +1,13 @@
 """LatentSyncModelLoad: names the weights of a job."""
 import comfy.sd
-import comfy.utils
 import folder_paths
 from comfy_api.latest import io
 
 from ..lipsync import folders, weights
+from ..lipsync.checkpoint import read_checkpoint
 from ..lipsync.demo import BUNDLED
+from ..lipsync.errors import ModelFileError
+from ..lipsync.vae_diffusers import SOURCE as VAE_SOURCE
 from . import sockets
 from .progress import NodeProgress
 
@@ -71,7 +73,11 @@ def _load_vae(model, name: str):
     if model.is_demo:
         return model.load_vae()
     path = weights.find_vae(None if name == AUTO else name)
-    return comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path), safe_load=True))
+    state = read_checkpoint(path, what="the VAE", source=VAE_SOURCE)
+    vae = comfy.sd.VAE(sd=state.get("state_dict", state))
+    if getattr(vae, "first_stage_model", None) is None:  # ComfyUI only logs it
+        raise ModelFileError(f"{path} is no VAE that ComfyUI knows: {VAE_SOURCE}.")
+    return vae
 
 
 NODES = [LatentSyncModelLoad]

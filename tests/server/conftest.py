@@ -20,6 +20,33 @@ from comfy_client import CLIP, SPEECH, Comfy, patch  # noqa: E402
 
 SECONDS = 0.6  # of the clip and of the speech: one block of 16 frames
 
+RECORDER = '''"""Writes down, in the file NETWORK_CALLS, who calls or looks up a host that is not this machine."""
+import os
+import socket
+import traceback
+
+HERE = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
+
+
+def watched(original, host_of):
+    def call(*arguments, **options):
+        host = host_of(arguments)
+        if host not in HERE:
+            with open(os.environ["NETWORK_CALLS"], "a") as file:
+                file.write(f"{host} from " + " < ".join(f"{one.filename}:{one.lineno}" for one in traceback.extract_stack()[-12:-1]) + "\\n")
+        return original(*arguments, **options)
+    return call
+
+
+def of_socket(arguments):
+    return arguments[1][0] if arguments[0].family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+for name in ("connect", "connect_ex"):
+    setattr(socket.socket, name, watched(getattr(socket.socket, name), of_socket))
+socket.getaddrinfo = watched(socket.getaddrinfo, lambda arguments: arguments[0])
+'''
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -61,9 +88,15 @@ def start_server(tmp_path_factory) -> Iterator[Callable[..., Comfy]]:
 
 
 @pytest.fixture(scope="session")
-def comfy(start_server, face_files, media) -> Comfy:
-    """The server that most tests share, with ComfyUI's default cache, the face models in its models folder and `media` as its input."""
-    started = start_server()
+def comfy(start_server, face_files, media, tmp_path_factory) -> Comfy:
+    """The server that most tests share, with ComfyUI's default cache, the face models in its models folder and `media` as its input.
+
+    `network_calls`: a file with a line for each call to another machine."""
+    recorder = tmp_path_factory.mktemp("recorder")
+    (recorder / "sitecustomize.py").write_text(RECORDER, encoding="utf-8")
+    started = start_server(environment={"PYTHONPATH": str(recorder), "NETWORK_CALLS": str(recorder / "calls")})
+    started.network_calls = recorder / "calls"
+    started.network_calls.touch()
     shutil.copytree(face_files, started.server.base / "models" / "latentsync" / "face", dirs_exist_ok=True)
     shutil.copytree(media, started.input, dirs_exist_ok=True)
     return started
