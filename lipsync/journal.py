@@ -77,6 +77,15 @@ class Journal:
             return
         self._names.add(name)
 
+    @property
+    def names(self) -> list[str]:
+        """Of the blocks that this job has here."""
+        return sorted(self._names)
+
+    def adopt(self, names: Iterable[str]) -> None:
+        """Blocks that another process filed for this job: they go when it is done."""
+        self._names.update(names)
+
     def discard(self) -> None:
         """The job is done: forget its blocks."""
         for name in self._names:

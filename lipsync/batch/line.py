@@ -4,14 +4,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from .. import pipeline
+from ..crops import Crops
 from ..errors import EngineError, LatentSyncError
-from ..pipeline import Job, Parts, Prepared
+from ..pipeline import Checked, Job, Parts, Prepared
 from ..progress import Progress, silent
 from .results import DONE, FAILED
 from .shelf import Shelf
@@ -34,7 +35,8 @@ class DeviceLost(EngineError):
 class Room:
     """A thread of its own, and room for one job; others wait at the door in the order in which they came."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, priority: int = 0):
+        self._priority = priority  # on a GPU; less than 0 is before others
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"latentsync-{name}")
         self._door, self._queue = threading.Condition(), deque()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -69,7 +71,7 @@ class Room:
         if device.type != "cuda":
             return contextlib.nullcontext()
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = torch.cuda.Stream(device, priority=self._priority)
         return torch.cuda.stream(self._streams[device])
 
     def close(self) -> None:
@@ -102,48 +104,72 @@ class Stages:
 class Passage:
     """One job on its way through the rooms; a context that leaves the one it is in."""
 
-    def __init__(self, line: "Line", job: Job, place: object):
+    def __init__(self, line: "Line", job: Job, place: object | None = None):
+        """place: in `line.preparing`'s queue, if the job stands there already."""
         self.line, self.job, self.stages = line, job, Stages(line.stopping, line.progress)
-        self._room, self._place = line.preparing, place
         self.prepared: Prepared | None = None
         self.idle: float | None = None
+        self._place, self._room, self._at = place, None, None
 
     def __enter__(self) -> "Passage":
         return self
 
     def __exit__(self, *_) -> None:
-        self._room.leave(self._place)
+        self.leave()
+        self.line.preparing.leave(self._place)
         if self.prepared is not None:
             self.prepared.close()
 
-    def into(self, room: Room) -> None:
+    def leave(self) -> None:
+        """Out of the room, to come back later."""
+        if self._room is not None:
+            self._room.leave(self._at)
+        self._room = self._at = None
+
+    def into(self, room: Room, place: object | None = None) -> Room:
         """Out of the room that the job is in when the next is free, and not sooner: no more than one job waits with its files."""
-        place = room.queue()
+        place = place or room.queue()
         try:
             room.enter(place, self.line.stopping)
         except BaseException:
             room.leave(place)
             raise
-        self._room.leave(self._place)
-        self._room, self._place = room, place
+        self.leave()
+        self._room, self._at = room, place
+        return room
 
     def prepare(self) -> Prepared:
-        self._room.enter(self._place, self.line.stopping)
-        self.prepared = self._room.work(self.line.prepare, self.job, self.stages)
+        self.prepared = self.into(self.line.preparing, self._place).work(self.line.prepare, self.job, self.stages)
         self.line.event("prepared", self.job)
         return self.prepared
 
-    def draw(self):
-        self.into(self.line.drawing)
-        crops, self.idle = self._room.work(self.line.draw, self.prepared, self.stages)
+    def draw(self, latents: Callable[[], torch.Tensor] | None = None) -> Crops:
+        """latents: those of a job that others have drawn, which is decoded only."""
+        crops, self.idle = self.into(self.line.drawing).work(self.line.draw, self.prepared, self.stages, latents)
         return crops
 
-    def write(self, crops):
+    def write(self, crops: Crops) -> dict:
+        """-> what a report tells of a finished job."""
         try:
-            self.into(self.line.writing)
-            return self._room.work(self.line.write, self.prepared, crops, self.stages)
+            result = self.into(self.line.writing).work(self.line.write, self.prepared, crops, self.stages)
         finally:
             crops.images.close()
+        plan = self.prepared.plan
+        return {"status": DONE, "frames": len(plan), "redrawn": len(plan.redrawn(self.prepared.track.found)), "summary": result.summary}
+
+    def report(self, work: Callable[[], dict]) -> dict:
+        """What `work` tells of the job, or why it failed, with its times."""
+        try:
+            told = work()
+        except DeviceLost:
+            raise
+        except Exception as error:  # whatever a job dies of, it dies alone
+            if not isinstance(error, LatentSyncError):
+                log.exception("%s: not an error that is known", self.job.out)
+            told = {"status": FAILED, "error": {"type": type(error).__name__, "message": str(error)}}
+        self.stages.pause()
+        seconds = self.stages.seconds
+        return {**told, "seconds": round(sum(seconds.values()), 3), "stages": dict(seconds), "idle_seconds": self.idle}
 
 
 class Line:
@@ -155,7 +181,7 @@ class Line:
 
     def __init__(self, parts: Parts | None = None, progress: Progress = silent, event: Event = lambda kind, job: None):
         self.shelf, self.progress, self.event = Shelf(parts), progress, event
-        self.preparing, self.drawing, self.writing = Room("prepare"), Room("draw"), Room("write")
+        self.preparing, self.drawing, self.writing = Room("prepare", -1), Room("draw"), Room("write", -1)
         self.stopping = threading.Event()
         self._drawn_at: float | None = None
 
@@ -166,59 +192,51 @@ class Line:
         summary, or "failed" with error {type, message}; the seconds of each stage and their sum, and idle_seconds, which the network
         stood idle before this job. Raises Stopped, and DeviceLost, after which no job can be done in this process.
         """
-        with self.passage(job, place) as passage:
-            return self.reported(passage, lambda: self._whole(passage))
+        with Passage(self, job, place) as passage:
 
-    def passage(self, job: Job, place: object | None = None) -> Passage:
-        return Passage(self, job, place or self.preparing.queue())
+            def work() -> dict:
+                passage.prepare()
+                return passage.write(passage.draw())
 
-    def reported(self, passage: Passage, work: Callable[[], dict]) -> dict:
-        """What `work` tells of the job, or why it failed, with its times."""
-        try:
-            told = {"status": DONE, **work()}
-        except DeviceLost:
-            raise
-        except Exception as error:  # whatever a job dies of, it dies alone
-            if not isinstance(error, LatentSyncError):
-                log.exception("%s: not an error that is known", passage.job.out)
-            told = {"status": FAILED, "error": {"type": type(error).__name__, "message": str(error)}}
-        passage.stages.pause()
-        seconds = passage.stages.seconds
-        return {**told, "seconds": round(sum(seconds.values()), 3), "stages": seconds, "idle_seconds": passage.idle}
-
-    def _whole(self, passage: Passage) -> dict:
-        prepared = passage.prepare()
-        result = passage.write(passage.draw())
-        return outcome(prepared, result)
+            return passage.report(work)
 
     # --- in the rooms' threads ---
 
     def prepare(self, job: Job, stages: Stages) -> Prepared:
-        stages(0, 1, stage="check")
-        checked = pipeline.check(job)
-        with self.preparing.stream(checked.device):
-            return pipeline.prepare(checked, self.shelf.before(checked), stages)
+        try:
+            stages(0, 1, stage="check")
+            checked = pipeline.check(job)
+            with self.preparing.stream(checked.device):
+                return pipeline.prepare(checked, self.shelf.before(checked), stages)
+        finally:
+            stages.pause()  # waiting for the network is no work
 
-    def draw(self, prepared: Prepared, stages: Stages):
+    def draw(self, prepared: Prepared, stages: Stages, latents: Callable[[], torch.Tensor] | None = None) -> tuple[Crops, float | None]:
         """-> the crops, and how long the network was idle before."""
-        idle = None
+        with self.network(prepared.checked, stages) as (parts, idle):
+            drawn = pipeline.draw(prepared, parts, stages) if latents is None else latents()
+            crops = pipeline.decode(prepared, drawn, parts, stages)
+        self.event("drawn", prepared.job)
+        return crops, idle
+
+    @contextlib.contextmanager
+    def network(self, checked: Checked, stages: Stages) -> Iterator[tuple[Parts, float | None]]:
+        """The network and the VAE, for work in the middle room; and how long nobody used them before."""
         try:
             stages(0, 1, stage="load")
-            parts = self.shelf.network(prepared.checked)
+            parts = self.shelf.network(checked)
             idle = None if self._drawn_at is None else round(time.monotonic() - self._drawn_at, 3)
-            self.event("network", prepared.job)
-            with self.drawing.stream(prepared.checked.device):
-                crops = pipeline.decode(prepared, pipeline.draw(prepared, parts, stages), parts, stages)
+            self.event("network", checked.job)
+            with self.drawing.stream(checked.device):
+                yield parts, idle
         except Exception as error:
-            require_device(prepared.checked.device, error)
+            require_device(checked.device, error)
             raise
         finally:
             stages.pause()
             self._drawn_at = time.monotonic()
-        self.event("drawn", prepared.job)
-        return crops, idle
 
-    def write(self, prepared: Prepared, crops, stages: Stages):
+    def write(self, prepared: Prepared, crops: Crops, stages: Stages) -> pipeline.Result:
         with self.writing.stream(prepared.checked.device):
             result = pipeline.write(prepared, crops, stages)
         self.event("written", prepared.job)
@@ -233,12 +251,6 @@ class Line:
         for room in (self.preparing, self.drawing, self.writing):
             room.close()
         self.shelf.close()
-
-
-def outcome(prepared: Prepared, result: pipeline.Result) -> dict:
-    """What a report tells of a finished job."""
-    plan = prepared.plan
-    return {"frames": len(plan), "redrawn": len(plan.redrawn(prepared.track.found)), "summary": result.summary}
 
 
 def require_device(device: torch.device, error: Exception) -> None:

@@ -70,5 +70,8 @@ def line_of(entry: Entry, key: str, report: dict) -> dict:
     job = entry.job
     told = {"line": entry.line, "key": key, "status": report["status"], "video": str(job.video), "audio": str(job.audio), "out": str(job.out)}
     if report["status"] == DONE:
-        told["out_bytes"] = job.out.stat().st_size
+        try:
+            told["out_bytes"] = job.out.stat().st_size
+        except OSError as error:  # made by another machine
+            log.warning("%s is done, but cannot be seen from here: %s", job.out, error.strerror)
     return {**told, **{name: value for name, value in report.items() if name != "status"}}
