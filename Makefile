@@ -15,7 +15,7 @@ export UV_NATIVE_TLS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export PIP_PROGRESS_BAR ?= off
 
-.PHONY: help venv demo serve test test-gpu test-full-engine bench bench-memory workflows help-pages lint clean FORCE
+.PHONY: help venv demo serve test test-gpu test-full-engine bench bench-memory workflows thumbnails screenshots browser help-pages lint clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +24,8 @@ help:
 	@echo "make lint    ruff"
 	@echo "make bench   every stage on this machine, as a table (COMPARE='a.json b.json' for two earlier ones); bench-memory: memory against length"
 	@echo "make test-gpu, make test-full-engine    what needs a CUDA device; the full-size TensorRT-RTX build (minutes, 7 GB)"
-	@echo "make workflows  the examples in the editor's form, from their API form"
+	@echo "make workflows, thumbnails  the examples in the editor's form, from their API form; their pictures"
+	@echo "make screenshots  pictures of our nodes in a real browser, for the help pages (web/docs)"
 	@echo "make help-pages the nodes' help pages and English words, from their schemas"
 	@echo "make serve   ComfyUI with this pack, to look at in a browser"
 	@echo "make venv    only install what the others need, into $(VENV)"
@@ -63,7 +64,11 @@ serve: $(INSTALLED) $(FACE_MODELS)
 lint: $(INSTALLED)
 	@$(RUN) -m ruff check .
 
-test: lint $(FACE_MODELS)
+# the tests of the page need a Chromium; without one they are skipped, and nothing else changes
+browser: $(INSTALLED)
+	@$(RUN) tools/chromium.py
+
+test: lint browser $(FACE_MODELS)
 	@$(RUN) -m pytest -m "not slow and not gpu" --timeout 600 --durations 12
 
 bench-memory: $(INSTALLED)
@@ -80,6 +85,12 @@ bench: $(INSTALLED) $(FACE_MODELS)
 
 workflows: $(INSTALLED)
 	@$(RUN) tools/workflow.py
+
+thumbnails: $(INSTALLED)
+	@$(RUN) tools/thumbnails.py
+
+screenshots: browser $(FACE_MODELS)
+	@$(RUN) tools/screenshots.py
 
 help-pages: $(INSTALLED)
 	@$(RUN) tools/help_pages.py

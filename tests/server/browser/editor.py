@@ -41,14 +41,14 @@ class Editor:
     def load(self, workflow: dict) -> None:
         self.page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
 
-    def set(self, kind: str, **values) -> None:
-        """Widgets of every node of that class, also in subgraphs."""
+    def set(self, kind: str | None, **values) -> None:
+        """Widgets of every node of that class (None: of any), also in subgraphs."""
         self.page.evaluate(
             """([kind, values]) => {
                 const visit = graph => graph.nodes.forEach(node => {
                     if (node.subgraph) visit(node.subgraph);
-                    if (node.type !== kind) return;
-                    for (const widget of node.widgets) if (widget.name in values) {
+                    if (kind && node.type !== kind) return;
+                    for (const widget of node.widgets ?? []) if (widget.name in values) {
                         widget.value = values[widget.name];
                         widget.callback?.(widget.value);
                     }

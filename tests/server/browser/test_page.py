@@ -3,6 +3,7 @@ import demo_media
 import numpy as np
 import pytest
 from comfy_client import CLIP, SPEECH
+from latentsync_rtx.lipsync.weights import DEMO
 
 TWO = "two faces.mp4"
 FAST = {"steps": 1, "guidance": 1.0, "release_runner": False}
@@ -26,6 +27,7 @@ def test_template_loads_clean_and_runs(editor, comfy, name, ours):
     editor.set("LoadVideo", file=CLIP)
     editor.set("LoadAudio", audio=SPEECH)
     editor.set("LatentSyncDenoise", **FAST)
+    editor.set(None, checkpoint=DEMO, seed=ours)  # a seed of its own, so that nothing of it comes out of the cache
     editor.listen()
     editor.page.get_by_test_id("queue-button").get_by_role("button").first.click()
     assert editor.ended() == "execution_success", editor.heard("execution_error")
@@ -33,7 +35,7 @@ def test_template_loads_clean_and_runs(editor, comfy, name, ours):
     editor.shot(f"{name}-done")
     spoken = [text["text"] for text in editor.heard("progress_text")]
     stages = {text.split(":")[0] for text in spoken}
-    assert {"Following the face", "Listening", "Drawing the mouth", "Decoding faces", "Putting faces back"} <= stages
+    assert {"Drawing the mouth", "Decoding faces", "Putting faces back"} <= stages
     assert editor.heard("b_preview_with_metadata"), "the crop in work"
     (result,) = (shown["output"]["images"] for shown in editor.heard("executed") if str(shown["node"]) == "10")
     assert result[0]["type"] == "output" and (comfy.server.base / "output" / result[0]["subfolder"] / result[0]["filename"]).stat().st_size > 1000
