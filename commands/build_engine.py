@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--targets", default=engine_builder.PORTABLE, help="'portable', 'gpu' (the one here), or compute capabilities: 8.6,8.9,12.0"
     )
     parser.add_argument("--weight-streaming", action="store_true", help="let weights stay in system memory: for small cards, slower")
+    parser.add_argument("--caching", action="store_true", help="a pair of engines that can also run profiles with block caching (docs/profiles.md)")
     parser.add_argument("--rebuild", action="store_true", help="also when the same engine is there")
 
 
@@ -35,6 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
             guided=not arguments.unguided,
             targets=arguments.targets if named else arguments.targets.split(","),
             weight_streaming=arguments.weight_streaming,
+            caching=arguments.caching,
             rebuild=arguments.rebuild,
             progress=progress,
         )

@@ -17,7 +17,7 @@ from ..lipsync.progress import Progress, silent
 from ..lipsync.runners import engines, storage
 from ..lipsync.runners import manifest as manifests
 from ..lipsync.runners.engines import Engine, find_engine, list_engines
-from ..lipsync.runners.manifest import EXPORT_REVISION, FORMAT, PORTABLE, THIS_GPU
+from ..lipsync.runners.manifest import DEEP, EXPORT_REVISION, FORMAT, PORTABLE, SHALLOW, THIS_GPU, WHOLE
 from ..lipsync.unet import LatentSyncUNet
 from . import weight_file
 from .process import Step
@@ -41,6 +41,7 @@ def build(
     guided: bool = True,
     targets: str | Iterable = PORTABLE,
     weight_streaming: bool = False,
+    caching: bool = False,
     rebuild: bool = False,
     progress: Progress | None = None,
 ) -> dict:
@@ -48,26 +49,33 @@ def build(
 
     model: a LatentSyncModel, or a LatentSyncUNet. resolution: px of the face crops. frames: of a block, 1 to 24. guided: a batch of two,
     for guidance above 1. targets: "portable", "gpu" (the card in this machine) or compute capabilities such as ["8.6", "8.9"].
-    weight_streaming: weights may stay in host memory (slower). An engine that was built before is not built again, unless `rebuild`.
+    weight_streaming: weights may stay in host memory (slower). caching: a pair for profiles that reuse deep features; the manifest is of
+    the deep one, which runs every profile and finds its partner by itself. An engine that was built before is not built again, unless
+    `rebuild`.
 
     About a minute and 7 GB of memory for the full network. `progress` is asked several times a second; when it raises, everything stops
     at once. However it ends, nothing partial stays. Raises EngineError, DiskSpaceError, DependencyError.
     """
     progress = progress or silent
     source = _Source(model)
-    want = _wanted(source, resolution, frames, guided, targets, weight_streaming)
+    roles = (SHALLOW, DEEP) if caching else (WHOLE,)
+    wants = [_wanted(source, resolution, frames, guided, targets, weight_streaming, role) for role in roles]
     folder = engines.folder_of(out_dir)
-    path = folder / _file_name(source.name, want)
-    found = None if rebuild else _existing(path, want)
-    if found:
-        progress(100, 100, stage=STAGE)
-        return {**found, "path": str(path)}
-    try:
-        manifest = _build_at(path, source, want, progress, rebuild)
-    except OSError as error:  # a read-only folder, a full disk
-        raise EngineError(f"cannot build an engine in {folder}: {error}.") from error
+    for index, want in enumerate(wants):
+        path = folder / _file_name(source.name, want)
+        manifest = None if rebuild else _existing(path, want)
+        if manifest is None:
+            try:
+                manifest = _build_at(path, source, want, _share(progress, index, len(wants)), rebuild)
+            except OSError as error:  # a read-only folder, a full disk
+                raise EngineError(f"cannot build an engine in {folder}: {error}.") from error
     progress(100, 100, stage=STAGE)
     return {**manifest, "path": str(path)}
+
+
+def _share(progress: Progress, index: int, count: int) -> Progress:
+    """Progress of one of `count` builds, as part of all."""
+    return lambda done, total, **more: progress((100 * index + done) // count, total, **more)
 
 
 def _build_at(path: Path, source: "_Source", want: Mapping, progress: Progress, rebuild: bool) -> dict:
@@ -126,7 +134,7 @@ class _Source:
         self.size = weight_file.size_of(self.places)
 
 
-def _wanted(source: _Source, resolution: int, frames: int, guided: bool, targets, weight_streaming: bool) -> dict:
+def _wanted(source: _Source, resolution: int, frames: int, guided: bool, targets, weight_streaming: bool, role: str = WHOLE) -> dict:
     """The identity of the engine to build. Raises for everything that can be refused before work."""
     version = engines.installed_version()
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
@@ -155,6 +163,7 @@ def _wanted(source: _Source, resolution: int, frames: int, guided: bool, targets
         "frames": int(frames),
         "guided": bool(guided),
         "precision": "fp16",
+        "role": role,
         "tensorrt_rtx": version,
         "targets": targets,
         "gpu": gpu,
@@ -166,7 +175,8 @@ def _file_name(model: str, want: Mapping) -> str:
     stem = re.sub(r"[^\w.-]+", "-", Path(model).stem).strip("-.") or "model"
     targets = want["targets"] if isinstance(want["targets"], str) else "sm" + "-".join(want["targets"]).replace(".", "")
     guidance = "guided" if want["guided"] else "unguided"
-    return f"{stem}_{want['resolution']}_{want['frames']}_{guidance}_{targets}_{manifests.identity(want)}{engines.SUFFIX}"
+    role = "" if want["role"] == WHOLE else f"_{want['role']}"
+    return f"{stem}_{want['resolution']}_{want['frames']}_{guidance}{role}_{targets}_{manifests.identity(want)}{engines.SUFFIX}"
 
 
 def _existing(path: Path, want: Mapping) -> dict | None:
@@ -188,7 +198,8 @@ def _run(work: Path, source: _Source, want: Mapping, progress: Progress) -> dict
         exported = step.result()
     from .graph import weight_names
 
-    job = {**want, "weights": weight_file.NAME, "places": weight_names(source.places)}
+    used = exported.pop("weights")
+    job = {**want, "weights": weight_file.NAME, "places": weight_names({name: source.places[name] for name in used})}
     with Step("plan", work, job, hear(COMPILE, EXPORT_SHARE, 1 - EXPORT_SHARE)) as step:
         built = step.result()
     seconds = {"export": exported.pop("seconds"), "plan": built.pop("seconds"), "total": round(time.monotonic() - started, 1)}

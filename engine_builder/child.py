@@ -41,16 +41,17 @@ def export(job: dict, report, say) -> dict:
     graph = _module("engine_builder.graph")
     config = _module("lipsync.unet").UNetConfig(**job["network"])
     folder = Path(job["folder"])
-    graph.export(
+    path = graph.export(
         config,
         folder,
         resolution=job["resolution"],
         frames=job["frames"],
         batch=2 if job["guided"] else 1,
         dtype=torch.float16,
+        role=job["role"],
         report=report,
     )
-    return {"torch": torch.__version__, "opset": graph.OPSET}
+    return {"torch": torch.__version__, "opset": graph.OPSET, "weights": graph.weights_of(path)}
 
 
 def plan(job: dict, report, say) -> dict:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from ..lipsync import ops
 from ..lipsync.checkpoint import Uninitialised
 from ..lipsync.errors import DependencyError, EngineError
-from ..lipsync.unet import LatentSyncUNet, UNetConfig
+from ..lipsync.runners.manifest import DEEP, SHALLOW, WHOLE
+from ..lipsync.unet import LatentSyncUNet, UNetConfig, deep_shape
 from . import weight_file
 
 OPSET = 23  # the first with Attention as one operator
-INPUTS, OUTPUT = ("sample", "timestep", "audio"), "noise"
+INPUTS, OUTPUT, FEATURES = ("sample", "timestep", "audio"), "noise", "deep"
 ROOT = "network."  # what the tracer puts before the names of weights
 TABLE = "time_embedding.table"
 TIMESTEPS = 1000  # of the training schedule
@@ -34,11 +35,13 @@ def export(
     frames: int,
     batch: int,
     dtype: torch.dtype = torch.float16,
+    role: str = WHOLE,
     report: Callable[[float], None] = lambda fraction: None,
 ) -> Path:
     """Write `folder`/graph.onnx; its weights are expected in `weight_file.NAME` beside it.
 
     sample [batch,13,frames,r/8,r/8], timestep int64 [1], audio [batch,frames,50,384] -> noise [batch,4,frames,r/8,r/8], of `dtype`.
+    role: see manifest.py. The deep features [batch*frames,C,r/8,r/8], "deep", are an output too, or an input.
     """
     try:
         import onnx_ir
@@ -48,10 +51,12 @@ def export(
     with torch.device("meta"), Uninitialised():
         network = LatentSyncUNet(config).eval().requires_grad_(False).to("meta", dtype)
         inputs = example(config, resolution=resolution, frames=frames, batch=batch, dtype=dtype)
+        if role == SHALLOW:
+            inputs += (torch.zeros(deep_shape(config, batch, frames, inputs[0].shape[-2:]), dtype=dtype),)
     places = weight_file.layout(network.state_dict())
     waves = _tabulate_waves(network, dtype)
     with torch.no_grad(), _group_norm_as_operator():
-        traced = torch.export.export(_Evaluation(network), inputs, strict=False)
+        traced = torch.export.export(EVALUATIONS[role](network), inputs, strict=False)
         report(0.3)
         program = torch.onnx.export(
             traced,
@@ -59,8 +64,8 @@ def export(
             opset_version=OPSET,
             optimize=False,
             verbose=False,
-            input_names=list(INPUTS),
-            output_names=[OUTPUT],
+            input_names=[*INPUTS, *[FEATURES] * (role == SHALLOW)],
+            output_names=[OUTPUT, *[FEATURES] * (role == DEEP)],
             custom_translation_table={torch.ops.aten.chunk.default: _chunk},
         )
     report(0.9)
@@ -72,6 +77,8 @@ def export(
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
     for name, value in weights.items():
+        if name not in model.graph.initializers:  # of the levels that this role leaves out
+            continue
         offset, length = places[name.removeprefix(ROOT)]
         value.const_value = onnx_ir.ExternalTensor(
             weight_file.NAME, offset, length, value.dtype, shape=value.shape, name=name, base_dir=folder
@@ -102,6 +109,31 @@ class _Evaluation(nn.Module):
 
     def forward(self, sample: Tensor, timestep: Tensor, audio: Tensor) -> Tensor:
         return self.network(sample, timestep, audio)
+
+
+class _Deep(_Evaluation):
+    """The same, and the deep features."""
+
+    def forward(self, sample: Tensor, timestep: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+        features = _Features()
+        return self.network(sample, timestep, audio, deep=features), features.value
+
+
+class _Features:
+    """What is left here is not copied."""
+
+    def copy_(self, value: Tensor) -> None:
+        self.value = value
+
+
+class _Shallow(_Evaluation):
+    """The outer levels alone, on deep features that are given."""
+
+    def forward(self, sample: Tensor, timestep: Tensor, audio: Tensor, deep: Tensor) -> Tensor:
+        return self.network(sample, timestep, audio, deep=deep, reuse=True)
+
+
+EVALUATIONS = {WHOLE: _Evaluation, DEEP: _Deep, SHALLOW: _Shallow}
 
 
 def _tabulate_waves(network: LatentSyncUNet, dtype: torch.dtype) -> Tensor:
@@ -143,6 +175,14 @@ def _chunk(x, chunks: int, dim: int = 0):
     from onnxscript import opset23 as op
 
     return op.Split(x, axis=dim, num_outputs=chunks)
+
+
+def weights_of(path: Path) -> list[str]:
+    """The names of the weights that an exported graph refers to."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    return [tensor.name.removeprefix(ROOT) for tensor in graph.initializer if tensor.external_data]
 
 
 def weight_names(places: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

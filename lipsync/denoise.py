@@ -24,6 +24,7 @@ from .mask import keep_mask, latent_keep_mask
 from .profiles import EXACT, SAMPLER, STEPS, Evaluation, Plan, choose
 from .progress import Progress, silent
 from .runners import Runner, RunnerSpec
+from .runners.manifest import CACHING
 from .timeline import plan_blocks
 from .vae import SCALE, encode
 
@@ -245,6 +246,8 @@ def denoise_clip(
     wanted = sorted(set(range(len(plan)) if blocks is None else blocks))
     latent_keep = torch.from_numpy(latent_keep_mask(track.resolution))
     recipe = choose(profile, steps, sampler).plan(guidance)
+    if steps not in (STEPS, len(recipe)):
+        log.warning("%d steps are not taken: profile %s has %d of its own; %s takes as many as you say", steps, profile, len(recipe), EXACT)
     job = _Job(runner, plan, latent_keep, noise, recipe, progress, only=wanted)
     if runner.model is not None and (unfit := runner.model.resolution_warning(track.resolution)):
         log.warning("%s", unfit)
@@ -364,8 +367,8 @@ def expect_profile(runner: Runner, plan: Plan) -> None:
     """Raises EngineError for a plan that the runner cannot do. Loads nothing."""
     if plan.cached and not runner.caches:
         raise EngineError(
-            f"the profile {plan.profile.name} reuses the network's deep levels from step to step, which a TensorRT-RTX engine keeps to itself: "
-            "choose approx-guidance, approx-dpm10 or approx12 instead, or run the network in PyTorch (back end 'torch')."
+            f"the profile {plan.profile.name} reuses the network's deep features from step to step, which this engine keeps to itself. {CACHING} "
+            "PyTorch can do it too (back end 'torch')."
         )
 
 

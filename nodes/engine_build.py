@@ -45,6 +45,11 @@ class LatentSyncEngineBuild(io.ComfyNode):
                 sockets.advanced(
                     io.Boolean.Input("weight_streaming", default=False, tooltip="Lets weights stay in system memory: for small cards, slower.")
                 ),
+                sockets.advanced(
+                    io.Boolean.Input(
+                        "caching", default=False, optional=True, tooltip="Builds a pair of engines, which can also run the profiles with block caching."
+                    )
+                ),
             ],
             is_output_node=True,  # so that it can be run alone
             outputs=[sockets.Engine.Output(display_name="engine", tooltip="The engine: for LatentSync Load Engine, which also finds it by itself.")],
@@ -55,7 +60,7 @@ class LatentSyncEngineBuild(io.ComfyNode):
         return sockets.known_choices(cls, resolution=resolution, targets=targets)
 
     @classmethod
-    def execute(cls, model, resolution, frames, guided, targets, compute_capabilities, weight_streaming) -> io.NodeOutput:
+    def execute(cls, model, resolution, frames, guided, targets, compute_capabilities, weight_streaming, caching=False) -> io.NodeOutput:
         wanted = {
             TARGETS[0]: engine_builder.PORTABLE,
             TARGETS[1]: engine_builder.THIS_GPU,
@@ -68,6 +73,7 @@ class LatentSyncEngineBuild(io.ComfyNode):
             guided=guided,
             targets=wanted,
             weight_streaming=weight_streaming,
+            caching=caching,
             progress=NodeProgress(),
         )
         engine = engines.read(manifest["path"])

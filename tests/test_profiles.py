@@ -73,7 +73,8 @@ def test_one_profile_is_exact_and_the_others_say_that_they_are_not():
         ("approx4", 4, 0, 4),
         ("approx-dpm10", 10, 0, 10),
         ("approx-guidance", 10, 10, 20),
-        ("approx-cache", 20, 0, 10),
+        ("approx-cache2", 20, 0, 10),
+        ("approx-cache3", 20, 0, 7),
     ],
 )
 def test_the_network_is_asked_for_what_the_profile_says_and_no_more(runner, counted, name, guided, alone, deep):
@@ -84,7 +85,7 @@ def test_the_network_is_asked_for_what_the_profile_says_and_no_more(runner, coun
 
 
 def test_every_profile_works_without_guidance(runner, counted):
-    for name in ("approx-guidance", "approx-cache"):
+    for name in ("approx-guidance", "approx-cache2"):
         denoise(runner, **inputs(), profile=name, guidance=1.0)
     assert counted["all"] == 40 * [1] and counted["deep"] == 30 * [1]
 
@@ -114,8 +115,9 @@ def test_old_settings_keep_their_result_and_are_called_what_they_are(runner, cap
     assert choose(EXACT, 20) is PROFILES[EXACT]
     assert choose(EXACT, 30).approximate and choose(EXACT, 20, "dpm++2m").approximate
     caplog.clear()
-    assert choose("approx4", steps=15).steps == 4
-    assert "15 steps are not taken" in caplog.text
+    engine = StubRunner()
+    coded(engine, "approx4", steps=15)
+    assert engine.calls == 4 * 4 and "15 steps are not taken: profile approx4 has 4" in caplog.text
 
 
 def test_guidance_that_comes_or_goes_renews_the_deep_features():
@@ -138,7 +140,7 @@ def test_a_batch_of_two_takes_two_blocks_where_nothing_is_guided(blocks, calls):
 @pytest.mark.parametrize("name", CACHED)
 def test_what_cannot_reuse_says_so_before_any_work(name, tmp_path):
     engine = StubRunner(frames=2, batch=2)
-    with pytest.raises(EngineError, match=rf"{name}.*choose approx-guidance.*back end 'torch'"):
+    with pytest.raises(EngineError, match=rf"{name}.*--caching.*another profile.*back end 'torch'"):
         denoise(engine, **inputs(), profile=name)
     heard = []
     with pytest.raises(EngineError, match=name):

@@ -85,15 +85,20 @@ class Runner(ABC):
     def predict(self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
         """sample [B,13,F,h,w], timestep int64 [1], audio [B,F,50,384], on `spec.device` -> predicted noise [B,4,F,h,w].
 
-        `check` may be called in the middle of long work and may raise. The result may be overwritten by the next call.
+        `check` may be called in the middle of long work and may raise. The result may be overwritten by the next call. Runners that cache
+        also take `deep`, memory of `deep_features` that the deep features are left in, and `reuse`, with which they are taken from there.
         """
+
+    def deep_features(self, rows: int, frames: int, size: tuple[int, int]) -> Tensor:
+        """Where runners cache: zeros [rows*frames, C, h, w] for deep features, of the spec's dtype and device."""
+        raise NotImplementedError
 
     def open(
         self, timesteps: Tensor, *, frames: int, size: tuple[int, int], guided: bool, lanes: int | None = None, cached: bool = False
     ) -> "Session":
         """Buffers for blocks of `frames` frames (`spec.frames` where that is fixed) and latents of `size` (h, w). See `Session`."""
         self.load()
-        return Session(self, timesteps, frames=frames, size=size, guided=guided, lanes=lanes)
+        return Session(self, timesteps, frames=frames, size=size, guided=guided, lanes=lanes, cached=cached)
 
 
 class Session:
@@ -114,12 +119,13 @@ class Session:
         be reused, for runners that do. Raises ShapeError for what the runner does not take."""
         spec = runner.spec
         spec.expect(frames, size)
-        self.runner, self.guided = runner, guided
+        self.runner, self.guided, self.frames = runner, guided, frames
         halves = 2 if guided else 1
         self.lanes = lanes or spec.lanes(guided)
         self.timesteps = timesteps.to(spec.device)
         self._sample = torch.zeros(halves * self.lanes, 13, frames, *size, dtype=spec.dtype, device=spec.device)
         self._audio = torch.zeros(halves * self.lanes, frames, 50, 384, dtype=spec.dtype, device=spec.device)
+        self._deep = runner.deep_features(len(self._sample), frames, size) if cached else None
         self.sample = self._sample.unflatten(0, (halves, self.lanes))
         self.audio = self._audio[-self.lanes :]
 
@@ -134,14 +140,18 @@ class Session:
         """
         timestep = self.timesteps.index_select(0, index)
         guided, fixed = self.guided if guided is None else guided, self.runner.spec.batch
-        count = len(self._sample) if guided else max(self.lanes, fixed or 1)  # the rows that hear are the last ones
-        sample, audio = self._sample[-count:], self._audio[-count:]
-        rows = [slice(start, start + (fixed or count)) for start in range(0, count, fixed or count)]
-        if len(rows) == 1:
-            noise = self.runner.predict(sample, timestep, audio, check)
-        else:  # a runner that owns its output may overwrite it in the next call
-            noise = torch.cat([self.runner.predict(sample[row], timestep, audio[row], check).clone() for row in rows])
+        count = len(self._sample) if guided else max(self.lanes, fixed or 1)
+        starts = range(len(self._sample) - count, len(self._sample), fixed or count)  # the rows that hear are the last ones
+        answers = (self._predict(slice(start, start + (fixed or count)), timestep, check, reuse) for start in starts)
+        # A runner that owns its output may overwrite it in the next call.
+        noise = next(answers) if len(starts) == 1 else torch.cat([answer.clone() for answer in answers])
         return self._split(noise if guided else noise[-self.lanes :])
+
+    def _predict(self, rows: slice, timestep: Tensor, check: Callable[[], None], reuse: bool) -> Tensor:
+        if self._deep is None:
+            return self.runner.predict(self._sample[rows], timestep, self._audio[rows], check)
+        deep = self._deep[rows.start * self.frames : rows.stop * self.frames]
+        return self.runner.predict(self._sample[rows], timestep, self._audio[rows], check, deep=deep, reuse=reuse)
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """A faster equal of `step`, which works in place on tensors of this session and of its owner and nothing else. May run it first."""

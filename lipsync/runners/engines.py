@@ -3,7 +3,7 @@ import importlib.metadata
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,8 +41,9 @@ def folder_of(folder: Path | str | None = None) -> Path:
     return Path(folder) if folder is not None else folders.engines_dir()
 
 
-def list_engines(folder: Path | str | None = None) -> list[Engine]:
-    """Every engine with a readable manifest, by name. Others are left out with a line in the log; nothing is ever deleted."""
+def list_engines(folder: Path | str | None = None, roles: Collection[str] = (manifests.WHOLE, manifests.DEEP)) -> list[Engine]:
+    """Every engine with a readable manifest, by name: those that can be chosen, unless `roles` says otherwise. Others are left out with a line
+    in the log; nothing is ever deleted."""
     found = []
     for path in sorted(folder_of(folder).glob(f"*{SUFFIX}")):
         if path.name.startswith("."):
@@ -51,7 +52,15 @@ def list_engines(folder: Path | str | None = None) -> list[Engine]:
             found.append(find_engine(path.name, folder))
         except EngineError as error:
             log.warning("not listed: %s", error)
-    return found
+    return [engine for engine in found if engine.manifest["role"] in roles]
+
+
+def partner(engine: Engine) -> Engine | None:
+    """The shallow engine that belongs to a deep one: beside it, and the same build in everything else. None when there is none."""
+    if engine.manifest["role"] != manifests.DEEP:
+        return None
+    identity = manifests.identity({**engine.manifest, "role": manifests.SHALLOW})
+    return next((one for one in list_engines(engine.path.parent, roles=(manifests.SHALLOW,)) if one.identity == identity), None)
 
 
 def find_engine(name: str, folder: Path | str | None = None) -> Engine:

@@ -8,6 +8,8 @@ A manifest is the JSON file beside a plan. Its keys:
   export_revision   of the code that turned the network into a graph
   resolution        px of the face crops; `frames`: of a block; `guided`: a batch of two, else of one
   precision         of weights and inputs, "fp16"
+  role              "whole"; or one of a pair for block caching: "deep", which is the whole network and leaves the deep features,
+                    and "shallow", the outer levels alone, which takes them (see `LatentSyncUNet.evaluate`)
   tensorrt_rtx      the exact release that built the plan, the only one that can read it
   targets           "portable" (8.0 and newer), a list of compute capabilities, or "gpu": the one card in `gpu` {name, capability}
   weight_streaming  whether weights may stay in host memory
@@ -30,6 +32,8 @@ PORTABLE, THIS_GPU = "portable", "gpu"
 # Compute capabilities that TensorRT-RTX 1.7 builds this network for. It knows 7.5 (Turing) too, but its compiler gives up there.
 SUPPORTED = ("8.0", "8.6", "8.9", "12.0", "12.1")
 REBUILD = "Build the engine again: node 'LatentSync Build Engine', or `build-engine` on the command line."
+CACHING = "Build one that does (`caching` in LatentSync Build Engine, `build-engine --caching`), or choose another profile."
+WHOLE, DEEP, SHALLOW = "whole", "deep", "shallow"  # roles
 MIN_COSINE = 0.9999  # between engine and PyTorch, below which an engine is refused
 
 # What makes two builds the same build. In words for messages, which name the field that differs.
@@ -41,6 +45,7 @@ IDENTITY = {
     "frames": "frames",
     "guided": "guided",
     "precision": "precision",
+    "role": "role",
     "tensorrt_rtx": "TensorRT-RTX release",
     "targets": "targets",
     "gpu": "GPU",
@@ -64,12 +69,15 @@ class Gpu:
 def identity(manifest: Mapping) -> str:
     """Twelve hex digits that two manifests share exactly when they describe the same build."""
     fields = {name: manifest.get(name) for name in IDENTITY}
+    if fields["role"] in (None, WHOLE):  # as it was before there were roles
+        del fields["role"]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def variant(manifest: Mapping) -> str:
-    """For messages: '512/16/guided'."""
-    return f"{manifest['resolution']}/{manifest['frames']}/{'guided' if manifest['guided'] else 'unguided'}"
+    """For messages: '512/16/guided', or '512/16/guided/deep'."""
+    role = "" if manifest["role"] == WHOLE else f"/{manifest['role']}"
+    return f"{manifest['resolution']}/{manifest['frames']}/{'guided' if manifest['guided'] else 'unguided'}{role}"
 
 
 def normalised_targets(targets: str | Iterable | None) -> str | list[str]:
@@ -129,6 +137,8 @@ def parsed(text: str) -> dict:
         manifest = json.loads(text)
     except ValueError as error:
         raise EngineError(f"it is not JSON ({error})") from error
+    if isinstance(manifest, dict):
+        manifest.setdefault("role", WHOLE)
     needed = {*IDENTITY, "format", "plan", "header", "plan_bytes"}
     if not isinstance(manifest, dict) or needed - manifest.keys():
         missing = ", ".join(sorted(needed - set(manifest))) if isinstance(manifest, dict) else "everything"

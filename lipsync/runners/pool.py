@@ -33,6 +33,7 @@ class TorchRecipe:
     model: object
     device: str
     dtype: torch.dtype | None = None
+    caches = True
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -65,6 +66,10 @@ class EngineRecipe:
     def needed_bytes(self) -> int:
         manifest = self._engine().manifest
         return (manifest.get("weights_bytes") or manifest["plan_bytes"]) + (manifest.get("activation_bytes") or 0)
+
+    @property
+    def caches(self) -> bool:
+        return engines.partner(self._engine()) is not None
 
     def make(self) -> Runner:
         from .tensorrt_rtx import RtxRunner
@@ -175,7 +180,7 @@ class PooledRunner(Runner):
 
     @property
     def caches(self) -> bool:
-        return isinstance(POOL.current(self.recipe), TorchRecipe)
+        return POOL.current(self.recipe).caches
 
     @property
     def engine_identity(self) -> str:

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from ..errors import DependencyError, EngineError
 from ..progress import unchecked
+from ..unet import UNetConfig, deep_shape
 from . import engines, parity, storage
 from .base import Runner, RunnerSpec, Session
 from .engines import Engine
-from .manifest import REBUILD, Gpu, refusal
+from .manifest import REBUILD, SHALLOW, WHOLE, Gpu, refusal
 from .streams import Lane
 
 log = logging.getLogger(__name__)
 
-INPUTS, OUTPUT = ("sample", "timestep", "audio"), "noise"
+INPUTS, OUTPUT, FEATURES = ("sample", "timestep", "audio"), "noise", "deep"
 
 
 class RtxRunner(Runner):
@@ -28,8 +29,9 @@ class RtxRunner(Runner):
     `unload` gives back the weights, the scratch memory and the buffers; engine and context stay (they took the time, and no GPU memory to
     speak of). `close` gives those back as well.
 
-    engine: one that `engines.find_engine` or `engine_builder.build` gave; it is checked before it is loaded. reference: gives a runner of
-    the same weights in PyTorch, for the comparison on the first load on a GPU. device: a CUDA device.
+    engine: one that `engines.find_engine` or `engine_builder.build` gave; it is checked before it is loaded. A deep one whose shallow partner
+    is beside it `caches`; the partner is loaded when it is first needed. reference: gives a runner of the same weights in PyTorch, for the
+    comparison on the first load on a GPU. device: a CUDA device.
     """
 
     def __init__(
@@ -57,6 +59,15 @@ class RtxRunner(Runner):
         self._buffers: dict[str, Tensor] = {}
         self._scratch: Tensor | None = None
         self._lane: Lane | None = None
+        self.role = manifest["role"]
+        self._partner: RtxRunner | None = None
+        partner = engines.partner(engine)
+        if partner:
+            self._partner = RtxRunner(partner, reference, device, gpu=gpu, library=library)
+
+    @property
+    def caches(self) -> bool:
+        return self._partner is not None
 
     @property
     def loaded(self) -> bool:
@@ -64,7 +75,7 @@ class RtxRunner(Runner):
 
     @property
     def size_bytes(self) -> int:
-        return self.needed_bytes if self.loaded else 0
+        return (self.needed_bytes if self.loaded else 0) + (self._partner.size_bytes if self._partner else 0)
 
     @property
     def needed_bytes(self) -> int:
@@ -95,6 +106,8 @@ class RtxRunner(Runner):
             raise
 
     def unload(self) -> None:
+        if self._partner:
+            self._partner.unload()
         if not self.loaded:
             return
         self._lane.synchronize()  # nothing may be running when its memory goes
@@ -109,6 +122,8 @@ class RtxRunner(Runner):
 
     def close(self) -> None:
         """Give back everything; the runner can be loaded again."""
+        if self._partner:
+            self._partner.close()
         if self._lane:
             self._lane.synchronize()
         self._buffers, self._scratch, self._cache = {}, None, None
@@ -117,9 +132,13 @@ class RtxRunner(Runner):
         self._runtime = self._lane = None
 
     @torch.no_grad()
-    def predict(self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
+    def predict(
+        self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked, deep: Tensor | None = None, reuse: bool = False
+    ) -> Tensor:
+        if reuse and self.role != SHALLOW:
+            return self._partner.predict(sample, timestep, audio, check, deep, reuse)
         self.load()
-        given = dict(zip(INPUTS, (sample, timestep.reshape(1), audio), strict=True))
+        given = dict(zip(INPUTS, (sample, timestep.reshape(1), audio), strict=True)) | ({FEATURES: deep} if reuse else {})
         for name, tensor in given.items():
             if tensor.shape != self._buffers[name].shape:
                 raise EngineError(
@@ -131,10 +150,20 @@ class RtxRunner(Runner):
             if not self._context.execute_async_v3(stream):
                 raise EngineError(f"{self.engine.path.name} failed to run: {self._reason()}.")
         self._keep_cache()
+        if deep is not None and not reuse:
+            deep.copy_(self._buffers[FEATURES])
         return self._buffers[OUTPUT]
+
+    def deep_features(self, rows: int, frames: int, size: tuple[int, int]) -> Tensor:
+        return torch.zeros(self._deep_shape(rows), dtype=self.spec.dtype, device=self.spec.device)
+
+    def _deep_shape(self, rows: int) -> tuple[int, ...]:
+        return deep_shape(UNetConfig(**self.engine.manifest["network"]), rows, self.spec.frames, self.spec.size)
 
     def open(self, timesteps: Tensor, **shape) -> "RtxSession":
         self.load()
+        if shape.get("cached") and self._partner:
+            self._partner.load()
         return RtxSession(self, timesteps, **shape)
 
     # --- loading ---
@@ -208,6 +237,8 @@ class RtxRunner(Runner):
             "audio": (spec.batch, spec.frames, 50, 384),
             OUTPUT: (spec.batch, 4, spec.frames, *spec.size),
         }
+        if self.role != WHOLE:
+            expected[FEATURES] = self._deep_shape(spec.batch)
         names = [self._plan.get_tensor_name(index) for index in range(self._plan.num_io_tensors)]
         found = {name: tuple(self._plan.get_tensor_shape(name)) for name in names}
         if found != expected:
@@ -238,12 +269,15 @@ class RtxRunner(Runner):
         log.info("%s: first time on %s, comparing with PyTorch.", self.engine.path.name, self.gpu.name)
         reference = self.reference()
         try:
-            return parity.answers(reference, self.spec)
+            return self._answers(reference)
         finally:
             reference.unload()
 
+    def _answers(self, runner: Runner) -> list[Tensor]:
+        return parity.answers(runner, self.spec, self.role, None if self.role == WHOLE else self._deep_shape(self.spec.batch))
+
     def _verify(self, gpu: Gpu, expected: list[Tensor]) -> None:
-        verdict = parity.compare(parity.answers(self, self.spec), expected)
+        verdict = parity.compare(self._answers(self), expected)
         try:
             self.engine = engines.record_parity(self.engine, gpu, verdict)
         except OSError as error:  # in a read-only folder it is compared each time

@@ -84,9 +84,14 @@ class TorchRunner(Runner):
             torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def predict(self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked) -> Tensor:
+    def predict(
+        self, sample: Tensor, timestep: Tensor, audio: Tensor, check: Callable[[], None] = unchecked, deep: Tensor | None = None, reuse: bool = False
+    ) -> Tensor:
         sample, audio = (tensor.to(self.spec.device, self.spec.dtype) for tensor in (sample, audio))
-        return self.unet(sample, timestep, audio, check=check)
+        return self.unet(sample, timestep, audio, check=check, deep=deep, reuse=reuse)
+
+    def deep_features(self, rows: int, frames: int, size: tuple[int, int]) -> Tensor:
+        return self.unet.deep_features(rows, frames, size, dtype=self.spec.dtype, device=self.spec.device)
 
     def open(self, timesteps: Tensor, **shape) -> "TorchSession":
         self.load()
@@ -112,7 +117,7 @@ class TorchSession(Session):
         self.shifts = runner.unet.embed(timesteps.to(spec.device))
         self.heard = runner.unet.listen(self.audio, silent=int(guided))
         self._heard_alone = replace(self.heard, rows=1, silent=0)  # the same tensors
-        self._deep = runner.unet.deep_features(1 + guided, frames, size, dtype=spec.dtype, device=spec.device) if cached else None
+        self._deep = runner.deep_features(1 + guided, frames, size) if cached else None
 
     def listen(self) -> None:
         self.heard.copy_(self.runner.unet.listen(self.audio, silent=int(self.guided)))

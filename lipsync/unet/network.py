@@ -33,15 +33,23 @@ class TimeEmbedding(nn.Module):
         return torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)
 
 
+SHALLOW = 2  # how many of the last level's stages are always evaluated, with the stages that lead to their skip connections
+
+
+def deep_shape(config: UNetConfig, rows: int, frames: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Of what comes into the SHALLOW last stages: (rows*frames, C, h, w)."""
+    width, inner = config.block_out_channels[:2]
+    return rows * frames, width if config.layers_per_block >= SHALLOW else inner, *size
+
+
 class LatentSyncUNet(nn.Module):
     """Predicts the noise in the latents of a run of frames. Parameters and `pe` buffers are named as in the public checkpoint.
 
     `forward` does everything. A denoising loop calls its three parts instead: `embed` once a job, `listen` once a block, `evaluate`
-    at every step. Of a step, everything but the SHALLOW outermost stages may be kept and taken again at the next ones (DeepCache, Ma et
+    at every step. Of a step, everything but the outermost stages may be kept and taken again at the next ones (DeepCache, Ma et
     al. 2023): what they give, the deep features, changes little between neighbouring steps.
     """
 
-    SHALLOW = 2  # of the last level's stages, and the stages before its skip connections: what is always evaluated
 
     def __init__(self, config: UNetConfig | None = None):
         super().__init__()
@@ -85,10 +93,13 @@ class LatentSyncUNet(nn.Module):
         for module in self._all((Attention, Enlarge, Level, Middle)):
             module.prepare()
 
-    def embed(self, timesteps: Tensor) -> Tensor:
-        """Timesteps [T] (0..999) -> [T, S]: what each resnet adds to its pictures, side by side."""
+    def embed(self, timesteps: Tensor, reuse: bool = False) -> Tensor:
+        """Timesteps [T] (0..999) -> [T, S]: what each resnet adds to its pictures, side by side. `reuse`: zeros for those of the deep levels."""
         embedding = F.silu(self.time_embedding(timesteps))
-        return torch.cat([resnet.shift(embedding) for resnet in self._all(Resnet)], dim=-1)
+        outer = [*self.down_blocks[0].resnets[: SHALLOW - 1], *self.up_blocks[-1].resnets[-SHALLOW:]]
+        left_out = [resnet for resnet in self._all(Resnet) if reuse and resnet not in outer]
+        shifts = [embedding.new_zeros(len(embedding), len(r.conv1.bias)) if r in left_out else r.shift(embedding) for r in self._all(Resnet)]
+        return torch.cat(shifts, dim=-1)
 
     def listen(self, audio: Tensor, silent: int = 0) -> Heard:
         """Audio tokens [A,F,50,384] -> the keys and values of `silent` rows that hear nothing, followed by these A rows."""
@@ -116,13 +127,13 @@ class LatentSyncUNet(nn.Module):
         x = self.conv_in(sample.transpose(1, 2).flatten(0, 1).contiguous(memory_format=torch.channels_last))
         skips = [x]
         if reuse:
-            self.down_blocks[0].descend(x, skips, flow, self.SHALLOW - 1)
+            self.down_blocks[0].descend(x, skips, flow, SHALLOW - 1)
             x = deep
         else:
             x = self._deep(x, skips, flow)
             if deep is not None:
                 deep.copy_(x)
-        x = self.up_blocks[-1].climb(x, skips, flow, slice(-self.SHALLOW, None))
+        x = self.up_blocks[-1].climb(x, skips, flow, slice(-SHALLOW, None))
         x = self.conv_out(ops.group_norm(x, self.conv_norm_out, frames=frames, silu=True))
         return x.unflatten(0, (-1, frames)).transpose(1, 2)
 
@@ -133,29 +144,35 @@ class LatentSyncUNet(nn.Module):
         x = self.mid_block(x, flow)
         for level in self.up_blocks[:-1]:
             x = level(x, skips, flow)
-        return self.up_blocks[-1].climb(x, skips, flow, slice(None, -self.SHALLOW))
+        return self.up_blocks[-1].climb(x, skips, flow, slice(None, -SHALLOW))
 
     def deep_features(self, rows: int, frames: int, size: tuple[int, int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the deep features of `evaluate`: zeros [rows*frames, C, h, w], channels-last."""
-        width, inner = self.config.block_out_channels[:2]
-        channels = width if self.config.layers_per_block >= self.SHALLOW else inner
-        return torch.zeros(rows * frames, *size, channels, dtype=dtype, device=device).permute(0, 3, 1, 2)
+        count, channels, height, width = deep_shape(self.config, rows, frames, size)
+        return torch.zeros(count, height, width, channels, dtype=dtype, device=device).permute(0, 3, 1, 2)
 
     def forward(
-        self, sample: Tensor, timestep: Tensor | int, audio: Tensor, guided: bool = False, check: Callable[[], None] = unchecked
+        self,
+        sample: Tensor,
+        timestep: Tensor | int,
+        audio: Tensor,
+        guided: bool = False,
+        check: Callable[[], None] = unchecked,
+        deep: Tensor | None = None,
+        reuse: bool = False,
     ) -> Tensor:
         """sample [B,13,F,h,w], timestep (one, or one for each of B), audio [B,F,50,384] -> predicted noise [B,4,F,h,w].
 
-        `guided`: [2B,4,F,h,w] instead, the first half as if the audio were all zero. Raises ShapeError before any work for more than 24
-        frames or a shape that the network cannot take.
+        `guided`: [2B,4,F,h,w] instead, the first half as if the audio were all zero. `deep`, `reuse`: see `evaluate`. Raises ShapeError
+        before any work for more than 24 frames or a shape that the network cannot take.
         """
         self.expect(sample, audio)
         timesteps = torch.as_tensor(timestep, device=sample.device).reshape(-1)
-        shifts = self.embed(timesteps)
+        shifts = self.embed(timesteps, reuse)
         if guided and len(timesteps) > 1:
             shifts = torch.cat([shifts, shifts])
         heard = self.listen(audio, silent=len(audio) if guided else 0)
-        return self.evaluate(sample, shifts, heard, check)
+        return self.evaluate(sample, shifts, heard, check, deep, reuse)
 
     def expect(self, sample: Tensor, audio: Tensor) -> None:
         """Raises ShapeError unless sample is [B,13,F,h,w] and audio [B,F,50,384], at most 24 frames, h and w multiples of 8."""

@@ -17,7 +17,7 @@ from latentsync_rtx.engine_builder import builder, process
 from latentsync_rtx.lipsync.errors import DependencyError, DiskSpaceError, EngineError
 from latentsync_rtx.lipsync.runners import engines, storage
 from latentsync_rtx.lipsync.runners import manifest as manifests
-from latentsync_rtx.lipsync.unet import UNetConfig
+from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
 
 trt = pytest.importorskip("tensorrt_rtx")
 
@@ -352,3 +352,22 @@ def test_a_listener_is_asked_several_times_a_second(model, tmp_path, monkeypatch
     with pytest.raises(EngineError):
         engine_builder.build(model, tmp_path, **VARIANT, progress=lambda *_, **__: heard.append(time.monotonic()))
     assert len(heard) > 8
+
+
+def test_a_pair_for_block_caching(tmp_path, monkeypatch):
+    """Two real builds of a network of two levels: the whole one that leaves its deep features, and the outer stages that take them."""
+    network, heard = LatentSyncUNet(UNetConfig(block_out_channels=(32, 64), layers_per_block=1)), []
+    variant = {"resolution": 32, "frames": 1, "guided": False, "targets": ["8.9"], "caching": True}
+    manifest = engine_builder.build(network, tmp_path, **variant, progress=lambda done, total, *, stage="", preview=None: heard.append(done))
+    assert heard == sorted(heard) and (heard[0], heard[-1]) == (0, 100)
+    deep = engines.read(manifest["path"])
+    shallow = engines.partner(deep)
+    assert (deep.manifest["role"], shallow.manifest["role"]) == ("deep", "shallow") and "shallow" in shallow.path.name
+    assert engine_builder.list_engines(tmp_path) == [deep]
+    for engine in (deep, shallow):
+        ok, reason = engine_builder.check(engine.path, resolution=32, frames=1)
+        assert ok, reason
+    assert shallow.manifest["weights_bytes"] < 0.5 * deep.manifest["weights_bytes"]
+    assert engine_builder.check(shallow.path, role="whole") == (False, f"engine {shallow.path.name}: its role is shallow, needed is whole. {manifests.REBUILD}")
+    monkeypatch.setattr(builder, "Step", None)
+    assert engine_builder.build(network, tmp_path, **variant)["path"] == manifest["path"], "both are there: nothing is built"

@@ -7,6 +7,7 @@ import torch
 from latentsync_rtx.engine_builder import graph, weight_file
 from latentsync_rtx.lipsync.demo import seeded
 from latentsync_rtx.lipsync.errors import EngineError
+from latentsync_rtx.lipsync.runners.manifest import DEEP, SHALLOW
 from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -21,6 +22,7 @@ def network():
 
 
 def exported(folder, network, dtype, **shape):
+    folder.mkdir(exist_ok=True)
     path = graph.export(network.config, folder, dtype=dtype, **shape)
     weight_file.write(folder / weight_file.NAME, network.state_dict(), dtype)
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -43,6 +45,32 @@ def test_the_graph_is_the_network(tmp_path, network, dtype, batch, frames):
         one, other = torch.from_numpy(found).double().flatten(), expected.double().flatten()
         assert torch.dot(one, other) / (one.norm() * other.norm()) >= COSINE[dtype]
         assert (one - other).abs().max() < (1e-5 if dtype == torch.float32 else 0.03) * other.abs().max()
+
+
+@torch.no_grad()
+def test_the_pair_for_block_caching(tmp_path, network):
+    """The deep graph is the network and gives its deep features, the shallow one takes them and holds only its own weights."""
+    shape = {"resolution": 64, "frames": 2, "batch": 2}
+    deep_graph, shallow_graph = (exported(tmp_path / role, network, torch.float32, role=role, **shape) for role in (DEEP, SHALLOW))
+    generator = torch.Generator().manual_seed(1)
+    sample, audio = torch.randn(2, 13, 2, 8, 8, generator=generator), torch.randn(2, 2, 50, 384, generator=generator)
+    features = network.deep_features(2, 2, (8, 8), dtype=torch.float32, device=sample.device)
+
+    def inputs(scale, step):
+        return {"sample": (sample * scale).numpy(), "timestep": np.array([step]), "audio": audio.numpy()}
+
+    noise, left = deep_graph.run(["noise", "deep"], inputs(1.0, 800))
+    torch.testing.assert_close(torch.from_numpy(noise), network(sample, 800, audio, deep=features), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(left), features.contiguous(), rtol=1e-3, atol=1e-4)
+    (noise,) = shallow_graph.run(["noise"], {**inputs(0.9, 600), "deep": left})
+    expected = network(sample * 0.9, 600, audio, deep=features, reuse=True)
+    torch.testing.assert_close(torch.from_numpy(noise), expected, rtol=1e-3, atol=1e-4)
+    assert (expected - network(sample * 0.9, 600, audio)).abs().max() > 1e-2, "it is not the whole network"
+
+    held = graph.weights_of(tmp_path / SHALLOW / "graph.onnx")
+    assert any(name.startswith("up_blocks.1.resnets.1.") for name in held)
+    assert not any(name.startswith(("mid_block", "up_blocks.0", "down_blocks.1")) for name in held)
+    assert set(held) < set(graph.weights_of(tmp_path / DEEP / "graph.onnx")) == set(network.state_dict())
 
 
 def test_the_graph_itself_is_small_and_holds_every_weight_by_reference(tmp_path, network):

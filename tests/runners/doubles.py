@@ -2,6 +2,7 @@
 the network there, on a CPU or on any CUDA device."""
 import contextlib
 import ctypes
+import functools
 import json
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +12,7 @@ import torch
 from latentsync_rtx.lipsync.runners import engines, tensorrt_rtx
 from latentsync_rtx.lipsync.runners import manifest as manifests
 from latentsync_rtx.lipsync.runners.manifest import Gpu
-from latentsync_rtx.lipsync.unet import LatentSyncUNet
+from latentsync_rtx.lipsync.unet import LatentSyncUNet, deep_shape
 from latentsync_rtx.tests.runners.bindings import stubs
 
 VERSION = "1.7.1.116"
@@ -22,7 +23,6 @@ CYCLES = 20_000_000  # of a GPU: some 10 ms
 
 def write_engine(folder: Path, **fields) -> engines.Engine:
     """An engine in `folder` that passes every check but the library's own: bytes for a plan, and a manifest with `fields`."""
-    content = b"vtrt\0\0\0\0" + bytes(range(256)) * 4
     manifest = {
         "format": manifests.FORMAT,
         "model": "test",
@@ -33,19 +33,20 @@ def write_engine(folder: Path, **fields) -> engines.Engine:
         "frames": 4,
         "guided": True,
         "precision": "fp16",
+        "role": manifests.WHOLE,
         "tensorrt_rtx": VERSION,
         "targets": "portable",
         "gpu": None,
         "weight_streaming": False,
-        "header": content[: manifests.HEADER_BYTES].hex(),
-        "plan_bytes": len(content),
         "weights_bytes": 1000,
         "activation_bytes": 4096,
         "parity": {},
         **fields,
     }
     path = folder / f"test_{manifests.identity(manifest)}.plan"
-    manifest["plan"] = path.name
+    content = b"vtrt\0\0\0\0" + bytes(range(256)) * 4
+    content = content[:-12] + manifests.identity(manifest).encode()  # no two are the same
+    manifest = {"header": content[: manifests.HEADER_BYTES].hex(), "plan_bytes": len(content), **manifest, "plan": path.name}
     folder.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.with_suffix(".json").write_text(json.dumps(manifest))
@@ -53,7 +54,7 @@ def write_engine(folder: Path, **fields) -> engines.Engine:
 
 
 class Library:
-    """Stands for the module `tensorrt_rtx`. One plan, whose network is `unet` (float32, on the device that is used).
+    """Stands for the module `tensorrt_rtx`. One plan, or a pair, whose network is `unet` (float32, on the device that is used).
 
     Work is done late, as a GPU does it: on CUDA after a pause on the stream it was given, on a CPU when the lane of that number is waited
     for. `gives` maps names of create calls to what they give instead, `ILogger` speaks through `says`.
@@ -68,7 +69,10 @@ class Library:
         for name in ("EngineValidity", "EngineInvalidityDiagnostics", "ExecutionContextAllocationStrategy", "CudaGraphStrategy"):
             setattr(self, name, getattr(self.stubs, name))
         self.manifest, self.unet, self.gives, self.says, self.error = engine.manifest, unet, gives or {}, says, error
-        self.plan = engine.path.read_bytes()
+        partner = engines.partner(engine)
+        self.plan, self.partner = engine.path.read_bytes(), partner
+        self.plans = {self.plan, partner.path.read_bytes()} if partner else {self.plan}
+        self.roles_run = []
         self.contexts, self.caches, self.runs, self.weight_loads, self.deserialized = [], [], 0, 0, 0
         self.validity, self.diagnostics = self.EngineValidity.VALID, 0
         self.compiled = b""  # what the runtime cache holds after a run
@@ -96,34 +100,39 @@ class Library:
         return self.validity, self.diagnostics
 
     def _deserialize(self, runtime, blob):
-        assert bytes(blob) == self.plan
-        streamed = self.manifest["weight_streaming"]
+        assert bytes(blob) in self.plans
+        manifest = self.manifest if bytes(blob) == self.plan else self.partner.manifest
+        streamed = manifest["weight_streaming"]
         assert runtime.defer_weights_loading is not streamed, "weights must be deferred, or unloading gives nothing back"
         self.deserialized += 1
-        manifest, side = self.manifest, self.manifest["resolution"] // 8
+        side = manifest["resolution"] // 8
         batch, frames = 2 if manifest["guided"] else 1, manifest["frames"]
-        self.shapes = {
+        shapes = {
             "sample": (batch, 13, frames, side, side),
             "timestep": (1,),
             "audio": (batch, frames, 50, 384),
             "noise": (batch, 4, frames, side, side),
         }
+        if manifest["role"] != manifests.WHOLE:
+            shapes["deep"] = deep_shape(self.unet.config, batch, frames, (side, side))
         engine = self._double("ICudaEngine")
-        engine.num_io_tensors = len(self.shapes)
+        context = functools.partial(self._context, engine, shapes, manifest["role"])
+        engine.num_io_tensors = len(shapes)
         engine.device_memory_size_v2 = manifest["activation_bytes"]
         engine.weights_loaded = streamed
         engine.get_weight_streaming_automatic_budget.return_value = 777
-        engine.get_tensor_name.side_effect = lambda index: list(self.shapes)[index]
-        engine.get_tensor_shape.side_effect = lambda name: self.shapes[name]
+        engine.get_tensor_name.side_effect = lambda index: list(shapes)[index]
+        engine.get_tensor_shape.side_effect = lambda name: shapes[name]
         engine.load_weights.side_effect = lambda blob: self._made("load_weights", self._load_weights(engine, blob))
         engine.unload_weights.side_effect = lambda: self._made("unload_weights", self._unload_weights(engine))
         engine.create_runtime_config.side_effect = lambda: self._made("create_runtime_config", self._config())
-        engine.create_execution_context.side_effect = lambda config: self._made("create_execution_context", self._context(engine, config))
-        self.engine = engine
+        engine.create_execution_context.side_effect = lambda config: self._made("create_execution_context", context(config))
+        if bytes(blob) == self.plan:
+            self.engine = engine
         return engine
 
     def _load_weights(self, engine, blob) -> bool:
-        assert bytes(blob) == self.plan
+        assert bytes(blob) in self.plans
         assert not engine.weights_loaded
         engine.weights_loaded = True
         self.weight_loads += 1
@@ -143,7 +152,7 @@ class Library:
         self.caches.append(cache)
         return config
 
-    def _context(self, engine, config):
+    def _context(self, engine, shapes, role, config):
         config.set_execution_context_allocation_strategy.assert_called_once_with(self.ExecutionContextAllocationStrategy.USER_MANAGED)
         assert not any(other.engine is engine for other in self.contexts), "a second context of one engine: 1.4 GiB of host memory"
         context = self._double("IExecutionContext")
@@ -162,8 +171,8 @@ class Library:
         def execute(stream_handle) -> bool:
             if "execute_async_v3" in self.gives:
                 return self._made("execute_async_v3", True)
-            assert engine.weights_loaded and scratch and set(addresses) == set(self.shapes)
-            self._queue(stream_handle, dict(addresses))
+            assert engine.weights_loaded and scratch and set(addresses) == set(shapes)
+            self._queue(stream_handle, dict(addresses), shapes, role)
             return True
 
         context.set_tensor_address.side_effect = set_address
@@ -172,27 +181,31 @@ class Library:
         self.contexts.append(context)
         return context
 
-    def _queue(self, stream: int, addresses: dict[str, int]) -> None:
+    def _queue(self, stream: int, addresses: dict[str, int], *what) -> None:
         device = next(self.unet.parameters()).device
         if device.type == "cpu":
-            LateLane.queues[stream].append(lambda: self._evaluate(addresses, device))
+            LateLane.queues[stream].append(lambda: self._evaluate(addresses, device, *what))
             return
         assert stream != 0, "the default stream makes TensorRT synchronise the whole device"
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
             torch.cuda._sleep(CYCLES)
-            self._evaluate(addresses, device)
+            self._evaluate(addresses, device, *what)
 
-    def _evaluate(self, addresses: dict[str, int], device: torch.device) -> None:
+    def _evaluate(self, addresses: dict[str, int], device: torch.device, shapes: dict[str, tuple], role: str) -> None:
         tensors = {
             name: at_address(addresses[name], shape, torch.int64 if name == "timestep" else torch.float16, device)
-            for name, shape in self.shapes.items()
+            for name, shape in shapes.items()
         }
+        deep = {} if role == manifests.WHOLE else {"deep": tensors["deep"].float(), "reuse": role == manifests.SHALLOW}
         with torch.no_grad():
-            noise = self.unet(tensors["sample"].float(), tensors["timestep"], tensors["audio"].float())
+            noise = self.unet(tensors["sample"].float(), tensors["timestep"], tensors["audio"].float(), **deep)
+        if role == manifests.DEEP:
+            tensors["deep"].copy_(deep["deep"])
         if self.error:
             noise = noise + self.error * torch.roll(noise, 1, -1)
         tensors["noise"].copy_(noise)
         self.runs += 1
+        self.roles_run.append(role)
         self.compiled = b"compiled for this card"
 
 

@@ -1,4 +1,5 @@
 """Which back end runs: a pure function, then on this machine. F46, F47."""
+import json
 import logging
 from types import SimpleNamespace
 
@@ -6,7 +7,8 @@ import pytest
 from latentsync_rtx.lipsync.errors import EngineError
 from latentsync_rtx.lipsync.runners import choice, engines
 from latentsync_rtx.lipsync.runners.choice import choose, choose_for
-from latentsync_rtx.lipsync.runners.manifest import Gpu
+from latentsync_rtx.lipsync.runners.manifest import DEEP, SHALLOW, WHOLE, Gpu
+from latentsync_rtx.lipsync.runners.pool import EngineRecipe, PooledRunner, TorchRecipe
 from latentsync_rtx.tests.runners.doubles import CARD, VERSION, write_engine
 
 H200 = Gpu("NVIDIA H200", "9.0", "13.0")
@@ -86,3 +88,43 @@ def test_a_chosen_torch_needs_no_reason(tmp_path, monkeypatch, caplog):
 
 def test_there_is_no_card_on_a_cpu():
     assert choice.gpu_of("cpu") is None
+
+
+def test_block_caching_takes_a_pair_and_nothing_else(tmp_path, monkeypatch):
+    on(monkeypatch, CARD)
+    whole = write_engine(tmp_path)
+    assert choose_for(MODEL, "auto", folder=tmp_path, cached=True).backend == "torch"
+    with pytest.raises(EngineError, match=r"does not let the network's deep features be reused.*--caching"):
+        choose_for(MODEL, "tensorrt_rtx", folder=tmp_path, cached=True)
+    deep = write_engine(tmp_path, role=DEEP)
+    assert choose_for(MODEL, "auto", folder=tmp_path, cached=True).backend == "torch", "its partner is missing"
+    shallow = write_engine(tmp_path, role=SHALLOW)
+    write_engine(tmp_path, role=SHALLOW, frames=8)
+    assert choose_for(MODEL, "tensorrt_rtx", folder=tmp_path, cached=True).engine == deep
+    assert choose_for(MODEL, "tensorrt_rtx", folder=tmp_path).engine == whole
+    whole.path.unlink()
+    whole.path.with_suffix(".json").unlink()
+    assert choose_for(MODEL, "tensorrt_rtx", folder=tmp_path).engine == deep, "a deep one runs every profile"
+    assert [engine.manifest["role"] for engine in engines.list_engines(tmp_path)] == [DEEP], "a partner is nothing to choose"
+    assert engines.partner(deep) == shallow
+    with pytest.raises(EngineError, match="only the outer part"):
+        choose_for(MODEL, "tensorrt_rtx", folder=tmp_path, engine=shallow)
+
+
+def test_a_pooled_engine_knows_whether_it_caches(tmp_path):
+    assert [runner.caches for runner in (pooled(write_engine(tmp_path)), pooled(write_engine(tmp_path, role=DEEP)))] == [False, False]
+    write_engine(tmp_path, role=SHALLOW)
+    assert pooled(write_engine(tmp_path, role=DEEP)).caches
+    assert PooledRunner(TorchRecipe(MODEL, "cpu")).caches
+
+
+def pooled(engine):
+    return PooledRunner(EngineRecipe(engine.path, engine.identity, MODEL, "cuda"))
+
+
+def test_engines_from_before_there_were_roles_are_whole_and_keep_their_identity(tmp_path):
+    engine = write_engine(tmp_path)
+    manifest = json.loads(engine.path.with_suffix(".json").read_text())
+    assert manifest.pop("role") == WHOLE
+    engine.path.with_suffix(".json").write_text(json.dumps(manifest))
+    assert engines.read(engine.path) == engine and engines.read(engine.path).manifest["role"] == WHOLE

@@ -7,7 +7,7 @@ import torch
 from latentsync_rtx.lipsync.denoise import denoise
 from latentsync_rtx.lipsync.errors import EngineError, ShapeError
 from latentsync_rtx.lipsync.runners import TorchRunner, engines, tensorrt_rtx
-from latentsync_rtx.lipsync.runners.manifest import MIN_COSINE
+from latentsync_rtx.lipsync.runners.manifest import DEEP, MIN_COSINE, SHALLOW
 from latentsync_rtx.lipsync.runners.streams import Lane
 from latentsync_rtx.lipsync.runners.tensorrt_rtx import RtxRunner
 from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
@@ -39,10 +39,15 @@ def lanes():
 
 @pytest.fixture
 def make(tmp_path, unet, device):
-    """make(**fields of the manifest) -> a runner that passed its comparison before; `library` holds options of the double."""
+    """make(**fields of the manifest) -> a runner that passed its comparison before; `library` holds options of the double, `pair` gives the
+    engine a shallow partner."""
 
-    def make(library: dict | None = None, runner=RtxRunner, **fields):
-        engine = write_engine(tmp_path, **{"frames": FRAMES, "resolution": 8 * SIDE, "parity": PARITY, **fields})
+    def make(library: dict | None = None, runner=RtxRunner, pair=False, **fields):
+        fields = {"frames": FRAMES, "resolution": 8 * SIDE, "parity": PARITY, **fields}
+        if pair:
+            write_engine(tmp_path, **fields, role=SHALLOW)
+            fields["role"] = DEEP
+        engine = write_engine(tmp_path, **fields)
         double = Library(engine, unet, **(library or {}))
         made = runner(engine, reference(unet), device, gpu=CARD, library=double)
         made.double = double
@@ -87,6 +92,56 @@ def test_predict_is_the_network(make, unet, device):
 
 def test_an_unguided_engine_takes_one_row(make, unet, device):
     assert_computes_the_network(make(guided=False), unet, device)
+
+
+# --- block caching: the whole network and its outer levels as two engines ---
+
+
+def test_a_pair_leaves_and_takes_deep_features(make, unet, device):
+    runner = make(pair=True)
+    assert runner.caches and not make().caches
+    sample, timestep, audio = inputs(device)
+    deep = runner.deep_features(2, FRAMES, (SIDE, SIDE))
+    expected = unet.deep_features(2, FRAMES, (SIDE, SIDE), dtype=torch.float32, device=device)
+    noise = runner.predict(sample, timestep, audio, deep=deep)
+    torch.testing.assert_close(noise.float(), unet(sample.float(), timestep, audio.float(), deep=expected), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(deep.float(), expected.contiguous(), rtol=2e-3, atol=2e-3)
+    assert runner.double.deserialized == 1, "the partner is not loaded before it is needed"
+    noise = runner.predict(sample * 0.5, timestep, audio, deep=deep, reuse=True)
+    reused = unet(sample.float() * 0.5, timestep, audio.float(), deep=expected, reuse=True)
+    torch.testing.assert_close(noise.float(), reused, rtol=2e-3, atol=2e-3)
+    assert (reused - unet(sample.float() * 0.5, timestep, audio.float())).abs().max() > 0.01
+    assert runner.double.roles_run == [DEEP, SHALLOW]
+    runner.unload()
+    assert runner.size_bytes == 0 and not any(context.engine.weights_loaded for context in runner.double.contexts)
+
+
+@pytest.mark.parametrize("guided", [True, False], ids=["batch of two", "one row at a time"])
+def test_profiles_with_block_caching_run_on_a_pair(make, unet, device, guided):
+    """Both halves of guidance keep their own deep features, also where an engine takes one after the other."""
+    runner, given = make(pair=True, guided=guided), denoise_inputs()
+    found = denoise(runner, **given, profile="approx-cache2", guidance=1.5)
+    calls = 10 * 2 if guided else 10 * 4  # two blocks
+    assert (runner.double.roles_run.count(DEEP), runner.double.roles_run.count(SHALLOW)) == (calls, calls)
+    expected = denoise(reference(unet)(), **given, profile="approx-cache2", guidance=1.5, blocks=torch.arange(2 * FRAMES).view(2, -1).numpy())
+    assert ((found - expected).norm() / expected.norm()).item() < 5e-3
+    assert ((denoise(runner, **given, guidance=1.5) - expected).norm() / expected.norm()).item() > 1e-4
+
+
+def test_a_partner_that_computes_something_else_is_refused(make, unet):
+    runner = make({"error": 0.0}, pair=True, parity={})
+    runner.load()
+    assert runner.engine.manifest["parity"][CARD.key]["passed"]
+    runner.double.error = 0.5
+    with pytest.raises(EngineError, match="it computed other numbers than PyTorch"):
+        runner.open(torch.tensor([1]), frames=FRAMES, size=(SIDE, SIDE), guided=True, cached=True)
+
+
+def denoise_inputs(frames=2 * FRAMES):
+    generator = torch.Generator().manual_seed(4)
+    masked, crops = torch.randn(2, frames, 4, SIDE, SIDE, generator=generator)
+    audio, noise = torch.randn(frames, 50, 384, generator=generator), torch.randn(4, SIDE, SIDE, generator=generator)
+    return dict(masked_latents=masked, reference_latents=crops, audio=audio, latent_keep=torch.zeros(SIDE, SIDE), base_noise=noise)
 
 
 # --- the doubles must notice what goes wrong on a card ---
