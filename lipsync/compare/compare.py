@@ -72,10 +72,9 @@ def _measure(result, detector, likeness, lpips, guide, progress) -> None:
     finders = [mouths.Finder(detector) for _ in range(3)] if detector else None
     with contextlib.closing(iter(pairs)) as frames, contextlib.closing(_guided(guide, pairs)) as guides:
         for k, (first, second) in enumerate(frames):
-            one, other = likeness.tensor(first), likeness.tensor(second)
-            row = dict(zip(("ssim", "error"), likeness(one, other), strict=True))
+            row = dict(zip(("ssim", "error"), likeness(first, second), strict=True))
             if lpips:
-                row["lpips"] = lpips(one, other)
+                row["lpips"] = lpips(likeness.tensor(first), likeness.tensor(second))
             box, guiding = None, next(guides)
             if finders:
                 face_a = finders[0](first)
@@ -90,10 +89,9 @@ def _measure(result, detector, likeness, lpips, guide, progress) -> None:
                         result.boxes[name][k] = found.box
                 if len(meshes) == 2 and all(mesh is not None for mesh in meshes):
                     box = mouths.mouth_box(meshes, first.shape)
-                    one, other = one[..., box[0], box[1]], other[..., box[0], box[1]]
-                    row.update(zip(("mouth_ssim", "mouth_error"), likeness(one, other), strict=True))
+                    row.update(zip(("mouth_ssim", "mouth_error"), likeness(first[box], second[box]), strict=True))
                     if lpips:
-                        row["mouth_lpips"] = lpips(one, other)
+                        row["mouth_lpips"] = lpips(likeness.tensor(first[box]), likeness.tensor(second[box]))
             for name, value in row.items():
                 series[name][k] = value
             strip.see(k, first, second, box)
@@ -148,8 +146,12 @@ def _offsets(result, speeches, device, progress) -> None:
                 result.lack(f"mouth against speech in {name.upper()}", told)
             else:
                 result.offsets[name]["envelope"] = told
-                if told.score < sounds.WEAK:
-                    result.notes.append(f"{name.upper()}: mouth and speech correlate by {told.score:.2f} only; do not rely on its offset.")
+                enough = sounds.needed(result.pairs.seconds)
+                if told.score < enough:
+                    result.notes.append(
+                        f"{name.upper()}: mouth and speech correlate by {told.score:.2f}, which {result.pairs.seconds:.1f} s can do by chance: "
+                        f"do not rely on its offset ({enough:.2f} is needed)."
+                    )
     if not spoken:
         return
     network = syncnet.load_syncnet(device)

@@ -1,7 +1,7 @@
 """Where a face and its mouth are and how far the mouth is open, in MediaPipe's face mesh of 468 points."""
 import numpy as np
 
-from ..face.detector import Detector, Face
+from ..face.detector import MIN_SCORE, Detector, Face
 
 UPPER, LOWER = 13, 14  # in the middle of the inner lips
 EYE_CORNERS = (33, 263)  # outer corners: how large the face is
@@ -10,7 +10,7 @@ OUTER_LIPS = (61, 146, 91, 181, 84, 17, 314, 405, 321, 375, 291, 409, 270, 269, 
 INNER_LIPS = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308, 415, 310, 311, 312, 13, 82, 81, 80, 191)
 LIPS = [*OUTER_LIPS, *INNER_LIPS]
 MARGIN = 0.35  # of the lips' width, around them: what belongs to the mouth
-LOOK_AGAIN = 25  # frames after which a followed face is looked for anew: a mesh can stay behind and still be sure
+LOOK_AGAIN, SAME = 25, 0.5  # frames after which is looked whether there is a face (sizes off) where one is followed: a mesh can be sure without
 FARTHEST = 1.0  # in sizes of the first clip's face: a face further away than this in the second is another one
 
 
@@ -43,7 +43,8 @@ def drift(a: Face, b: Face) -> tuple[float, float]:
 class Finder:
     """One face through one clip: called with every frame, gives the face or None.
 
-    The largest when it is first seen; with `near`, the one that is nearest to that face and no further off than its own size.
+    Of those that the detector is sure of, the largest when it is first seen; with `near`, the one that is nearest to that face and no
+    further off than its own size.
     """
 
     def __init__(self, detector: Detector):
@@ -51,23 +52,30 @@ class Finder:
         self._follow = getattr(detector, "follow", None)
 
     def __call__(self, frame: np.ndarray, near: Face | None = None) -> Face | None:
-        face = None
-        if self._face is not None and self._follow is not None and self._age < LOOK_AGAIN:
-            face = self._follow(frame, self._face)
-        self._age = self._age + 1 if face is not None else 0
+        face = self._followed(frame)
         if face is None or (near is not None and _apart(face, near) > FARTHEST):
-            face = self._chosen(self._detector.detect([frame], everywhere=self._face is None)[0], near)
+            face, self._age = self._found(frame, near), 0
         self._face = face
         return face
 
-    def _chosen(self, faces, near):
-        wanted = near or self._face
-        if wanted is None:
-            return max(faces, key=lambda face: face.size, default=None)
-        face = min(faces, key=lambda face: _apart(face, wanted), default=None)
-        if near is None:
+    def _followed(self, frame):
+        if self._face is None or self._follow is None:
+            return None
+        face = self._follow(frame, self._face)
+        self._age += 1
+        if face is None or self._age < LOOK_AGAIN:
             return face
-        return face if face is not None and _apart(face, near) <= FARTHEST else None
+        self._age = 0
+        seen = self._detector.detect_near(frame, face, around=False)
+        return face if any(_apart(one, face) < SAME for one in seen) else None
+
+    def _found(self, frame, near):
+        faces = [face for face in self._detector.detect([frame], everywhere=self._face is None)[0] if face.score >= MIN_SCORE]
+        wanted = near or self._face
+        face = min(faces, key=lambda one: _apart(one, wanted) if wanted else -one.size, default=None)
+        if face is None or (near is not None and _apart(face, near) > FARTHEST):
+            return None
+        return (self._follow and self._follow(frame, face)) or face  # a mesh settles in a second look: else it jumps in the next frame
 
 
 def _apart(face, other):

@@ -9,6 +9,8 @@ from ..errors import DependencyError
 
 WINDOW = 11  # px: of SSIM, with a Gaussian of sigma 1.5 (Wang et al. 2004, "Image quality assessment: from error visibility to ...")
 
+PIXELS = 1 << 17  # of a picture at once on a CPU: in the large temporary tensors of a whole one, the system would spend more time than we
+
 
 class Likeness:
     """SSIM and mean squared error of pairs of pictures, on `device`. Raises DependencyError where kornia is missing."""
@@ -24,12 +26,21 @@ class Likeness:
         """uint8 [H,W,3] -> float32 [1,3,H,W] in 0..1 on the device."""
         return torch.from_numpy(np.ascontiguousarray(frame)).to(self.device).permute(2, 0, 1)[None].float() / 255
 
-    def __call__(self, a: Tensor, b: Tensor) -> tuple[float, float]:
-        """(SSIM, mean squared error) of two pictures [1,3,H,W] in 0..1, over all three colours; NaN below WINDOW px."""
-        if min(a.shape[2:]) < WINDOW:
+    def __call__(self, a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+        """(SSIM, mean squared error in 0..1) of two pictures, uint8 [H,W,3], over all three colours; NaN below WINDOW px."""
+        height, width = a.shape[:2]
+        if min(height, width) < WINDOW:
             return math.nan, math.nan
-        alike = self._ssim(a, b, WINDOW, padding="valid").mean()
-        return alike.item(), torch.nn.functional.mse_loss(a, b).item()
+        rows = height if self.device.type != "cpu" else max(1, PIXELS // width)
+        alike = error = 0.0
+        for top in range(0, height - WINDOW + 1, rows):
+            last = top + rows >= height - WINDOW + 1
+            band = slice(top, height if last else top + rows + WINDOW - 1)
+            one, other = self.tensor(a[band]), self.tensor(b[band])
+            alike += self._ssim(one, other, WINDOW, padding="valid").sum().item()
+            own = slice(None if last else rows)  # the next band has the rest
+            error += (one[:, :, own] - other[:, :, own]).square().sum().item()
+        return alike / (3 * (height - WINDOW + 1) * (width - WINDOW + 1)), error / (3 * height * width)
 
 
 def psnr(error: float) -> float:

@@ -9,7 +9,8 @@ from ..clip import Clip, VideoClip, read_audio
 
 REACH = 0.6  # s: shifts that are tried, either way; 15 frames at 25 a second, as SyncNet's authors try
 SHORTEST = 1.0  # s of mouth and speech below which nothing is said about their offset
-WEAK = 0.3  # correlation below which an offset is not to be relied on
+WEAK, STRONG = 0.3, 0.9  # correlations below and above which an offset is never and always to be relied on
+MOMENTS = 4  # a second: about as often a speaking mouth does something new
 METHOD = "correlation of mouth opening with the speech envelope"
 
 
@@ -70,6 +71,11 @@ def correlation(measured: np.ndarray, truth: np.ndarray, lag: int = 0) -> float:
 def delay(measured: np.ndarray, truth: np.ndarray, most: int = 8) -> int:
     """The lag, in frames, at which the two agree best: 0 for a mouth in time, positive for one that comes late."""
     return max(range(-most, most + 1), key=lambda lag: correlation(measured, truth, lag))
+
+
+def needed(seconds: float) -> float:
+    """The correlation from which an offset can be relied on: three times what chance brings (1 / sqrt n) in so many seconds."""
+    return float(np.clip(3 / np.sqrt(MOMENTS * seconds), WEAK, STRONG))
 
 
 def offset(opening: np.ndarray, loud: np.ndarray, rate: Fraction) -> Offset | str:

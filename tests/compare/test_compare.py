@@ -10,9 +10,11 @@ import torch
 from latentsync_rtx.bench.stubs import StubDetector
 from latentsync_rtx.lipsync import compare
 from latentsync_rtx.lipsync.clip import Clip, TensorClip, open_clip
-from latentsync_rtx.lipsync.compare import canvas, sounds
+from latentsync_rtx.lipsync.compare import canvas, mouths, sounds
 from latentsync_rtx.lipsync.compare.pairs import Pairs
+from latentsync_rtx.lipsync.compare.pictures import Likeness
 from latentsync_rtx.lipsync.errors import ShapeError
+from latentsync_rtx.lipsync.face import Face
 
 
 def clip_of(frames, rate=25) -> Clip:
@@ -72,6 +74,43 @@ def test_mouth_opening_follows_what_was_said(shifted, talking):
 def test_sound_that_comes_late_is_a_mouth_that_comes_early(shifted, talking):
     loud = shifted.envelopes["a"]
     assert sounds.offset(shifted.series["opening_a"], np.r_[np.zeros(5), loud[:-5]], shifted.pairs.rate).frames == -5
+
+
+def test_offset_that_chance_could_bring_is_not_to_be_relied_on(shifted, talking, detector):
+    assert [round(sounds.needed(seconds), 2) for seconds in (1, 3, 10, 60, 600)] == [0.9, 0.87, 0.47, 0.3, 0.3]
+    assert not any("do not rely" in note for note in shifted.notes)
+    noise = {**talking.speech, "waveform": torch.rand(1, 1, 60 * 640) * torch.rand(60, generator=torch.Generator().manual_seed(1)).repeat_interleave(640)}
+    found = compare.compare_clips(clip_of(talking.frames), clip_of(talking.frames), detector=detector, speech_b=noise)
+    assert any("B: mouth and speech correlate" in note and "do not rely" in note for note in found.notes)
+
+
+def test_landmarks_do_not_jump_where_a_face_is_looked_for_again(talking, detector):
+    noise = np.random.default_rng(3).normal(0, 5, talking.frames.shape)
+    found = compare.compare_clips(clip_of(talking.frames), clip_of((talking.frames + noise).clip(0, 255).astype(np.uint8)), detector=detector)
+    assert found.series["drift"].max() < 1.5, found.series["drift"].round(2)
+
+
+def test_doubtful_face_is_not_taken_however_large():
+    def face(size, score):
+        box = np.float32([0, 0, size, size])
+        return Face(box, score, np.zeros((3, 2), np.float32))
+
+    seen = SimpleNamespace(detect=lambda frames, everywhere: [[face(90, 0.4), face(40, 0.95)]])
+    assert mouths.Finder(seen)(np.zeros((99, 99, 3), np.uint8)).size == 40
+
+
+@pytest.mark.parametrize("size", [(70, 90), (11, 40), (400, 700)])
+def test_ssim_is_scikit_images(size):
+    """Whole or in bands, as a CPU does large pictures."""
+    from skimage.metrics import structural_similarity
+
+    random = np.random.default_rng(2)
+    a = cv2.resize(random.integers(0, 255, (9, 9, 3)).astype(np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+    b = (a + random.normal(0, 12, a.shape)).clip(0, 255).astype(np.uint8)
+    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "channel_axis": 2, "data_range": 255}
+    alike, error = Likeness()(a, b)
+    assert alike == pytest.approx(structural_similarity(a, b, **options), abs=1e-4)
+    assert error == pytest.approx(((a / 255.0 - b / 255.0) ** 2).mean(), rel=1e-4)
 
 
 @pytest.mark.parametrize("opening, why", [(np.r_[np.linspace(0, 1, 20), [np.nan] * 40], "too few"), (np.full(60, 0.1), "does not move")])
