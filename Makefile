@@ -21,7 +21,7 @@ export PIP_PROGRESS_BAR ?= off
 help:
 	@echo "make demo    lip-sync a small clip in a real ComfyUI on the CPU (VIDEO= AUDIO= for your own)"
 	@echo "make test    lint and every test"
-	@echo "make lint    ruff"
+	@echo "make lint    ruff, and mypy on the pack"
 	@echo "make bench   every stage on this machine, as a table (COMPARE='a.json b.json' for two earlier ones); bench-memory: memory against length"
 	@echo "make test-gpu, make test-full-engine    what needs a CUDA device; the full-size TensorRT-RTX build (minutes, 7 GB)"
 	@echo "make workflows, thumbnails  the examples in the editor's form, from their API form; their pictures"
@@ -63,6 +63,7 @@ serve: $(INSTALLED) $(FACE_MODELS)
 
 lint: $(INSTALLED)
 	@$(RUN) -m ruff check .
+	@$(RUN) tools/check_types.py
 
 # the tests of the page need a Chromium; without one they are skipped, and nothing else changes
 browser: $(INSTALLED)

@@ -64,7 +64,7 @@ class Media:
         if self.path is not None and os.path.exists(self.path) and not os.path.isfile(self.path):
             raise self.cannot_open("it is a device or a pipe; give a file")
         try:
-            head = self.data[:64] if self.path is None else _head(self.path)
+            head = _head(self.path) if self.path is not None else (self.data or b"")[:64]
         except (OSError, ValueError) as error:
             raise self.cannot_open(reason(error)) from error
         if not head:

@@ -1,5 +1,6 @@
 """Files that several processes write: whole or not at all, one writer at a time."""
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
             _give(file)
 
 
-if os.name == "nt":
+if sys.platform == "win32":
     import msvcrt
 
     def _take(file) -> bool:
