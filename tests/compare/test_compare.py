@@ -231,3 +231,22 @@ def test_plot_shows_both_mouths_and_strip_their_difference(shifted):
     assert (same.plot() == np.uint8(canvas.A)).all(-1).sum() == 0  # nothing is drawn that was not measured
     strip = shifted.strip()
     assert strip.shape[1] == canvas.WIDTH and strip.shape[0] > same.strip().shape[0]  # mouths are there in addition
+
+
+def test_sound_of_a_clip_begins_with_its_first_picture(talking, write_media, tmp_path):
+    quiet_then_loud = torch.cat([torch.zeros(16000), torch.full((22400,), 0.5) * torch.sin(torch.arange(22400) / 5)])[None, None]
+    path = write_media(tmp_path, "clip.mp4", talking.frames, {"waveform": quiet_then_loud, "sample_rate": 16000})
+    for start, silent in ((0.0, 25), (0.6, 10)):
+        clip = open_clip(path, start=start)
+        loud = sounds.envelope(compare.sound_of(clip), clip.rate, clip.frame_count)
+        assert np.flatnonzero(loud > 0.1)[0] == pytest.approx(silent, abs=1)
+    assert compare.sound_of(clip_of(talking.frames)) is None
+    assert np.isnan(sounds.envelope({"waveform": torch.ones(1, 1, 6400), "sample_rate": 16000}, clip.rate, 15)).sum() == 5  # it ends before
+
+
+def test_lip_reading_tool_reads_the_same(shifted, talking, detector):
+    import lip_reading
+
+    measured = lip_reading.openings(talking.frames[:8], detector)
+    np.testing.assert_allclose(measured, shifted.series["opening_a"][:8], rtol=1e-5)
+    assert "frames late" in lip_reading.report(shifted.series["opening_b"], talking.said)
