@@ -5,6 +5,8 @@
 Downloads the mediapipe 0.10.21 wheel (35 MB, Apache-2.0) from the package index, takes `face_detection_short_range.tflite` (BlazeFace) and
 `face_landmark.tflite` (FaceMesh) out of it and throws the rest away. Nothing is installed; the pack runs the files through OpenCV. Run it
 again at no cost: files that are already right are kept.
+
+InsightFace's models, which the pack can use instead, are not fetched by anything here: their licence allows non-commercial research only.
 """
 import hashlib
 import sys
