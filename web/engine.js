@@ -4,7 +4,6 @@ import { api } from "../../scripts/api.js";
 import { addPanel, after, ask, element, grow, onChange, settled, upstream, valueOf } from "./panel.js";
 
 const CHOICES = ["back_end", "engine_file", "precision"];
-const DEFAULTS = { frames: 16, guided: true, compute_capabilities: "8.9, 12.0", weight_streaming: false };
 
 export function engineStatus(node) {
   const lines = element("dl"), note = element("div", { className: "note" }), button = element("button", { type: "button", textContent: "Build", disabled: true });
@@ -83,6 +82,13 @@ export function engineStatus(node) {
   refresh();
 }
 
+/** The values with which the editor would make a node of that class. */
+function defaults(kind) {
+  const { required = {}, optional = {} } = LiteGraph.registered_node_types[kind].nodeData.input;
+  const known = Object.entries({ ...required, ...optional }).map(([name, [, options]]) => [name, options?.default]);
+  return Object.fromEntries(known.filter(([, value]) => value !== undefined));
+}
+
 async function cancel(promptId) {
   const post = (route, body) => api.fetchApi(route, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   await post("/queue", { delete: [promptId] });
@@ -98,7 +104,7 @@ async function queueBuild(node, status) {
   const build = structuredClone(output[key]);
   if (build.class_type !== "LatentSyncEngineBuild") {
     build.class_type = "LatentSyncEngineBuild";
-    build.inputs = { model: build.inputs.model, resolution: String(status.resolution), ...DEFAULTS };
+    build.inputs = { ...defaults(build.class_type), model: build.inputs.model, resolution: String(status.resolution) };
   }
   if (status.can_build_for_gpu) build.inputs.targets = "this GPU";
   const prompt = {}, take = (id, content) => {

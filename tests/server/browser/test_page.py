@@ -84,7 +84,7 @@ def test_engine_status_and_a_build_that_is_cancelled(editor, comfy):
     editor.open()
     editor.load(
         {
-            "last_node_id": 3, "last_link_id": 2, "version": 0.4, "links": [[1, 1, 0, 2, 0, "LATENTSYNC_MODEL"], [2, 1, 0, 3, 0, "LATENTSYNC_MODEL"]],
+            "last_node_id": 3, "last_link_id": 0, "version": 0.4, "links": [],
             "nodes": [
                 {"id": number, "type": kind, "pos": [400 * number, 100], "size": [360, 300], "order": number, "mode": 0, "flags": {}, "properties": {}}
                 for number, kind in ((1, "LatentSyncModelLoad"), (2, "LatentSyncEngineLoad"), (3, "LatentSyncEngineBuild"))
