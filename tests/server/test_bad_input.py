@@ -93,7 +93,7 @@ def test_checkpoint_that_is_not_in_the_list(comfy, example, name):
 COMBOS = {
     "LatentSyncEngineLoad.back_end", "LatentSyncFaceAlign.resolution", "LatentSyncFaceAlign.work_rate", "LatentSyncFaceAlign.face",
     "LatentSyncFaceAlign.detector", "LatentSyncAudioFeatures.windows", "LatentSyncDenoise.length", "LatentSyncDenoise.extend",
-    "LatentSyncRestore.output",
+    "LatentSyncRestore.output", "LatentSyncDenoise.profile",
 }
 
 

@@ -52,6 +52,13 @@ def test_example_gives_a_playable_clip_of_the_right_size_length_and_sound(comfy,
     assert difference[height // 3 : height * 3 // 4, width // 3 : width * 2 // 3].mean() > 3 * difference[: height // 8].mean()
 
 
+def test_an_approximate_profile_is_called_so(comfy, example):
+    finished = comfy.run(example({"LatentSyncDenoise.profile": "approx4", "LatentSyncDenoise.seed": 4}))
+    assert finished.status == "success", finished.failure
+    log = comfy.server.log()
+    assert "profile approx4 (approximate: 4 steps instead of 20)" in log and "1 steps are not taken" in log
+
+
 def test_images_outside_the_matte_are_the_clips_own(comfy, example, media):
     """F25, in IMAGE form: bit for bit."""
     finished = comfy.run(as_images(example()))
