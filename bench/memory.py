@@ -89,9 +89,8 @@ def write_media(folder: Path, count: int, width: int, height: int) -> None:
 
 def run_one(folder: Path, resolution: int) -> dict:
     """The job in `folder`: its peak and the peaks of its stages above the imports, in MB, and its seconds."""
-    from latentsync_rtx.bench.stubs import StubDetector, StubEncoder, StubRunner
+    from latentsync_rtx.bench.stubs import LinearVAE, StubDetector, StubEncoder, StubRunner
     from latentsync_rtx.lipsync import folders, pipeline, weights
-    from latentsync_rtx.lipsync.demo import LinearVAE
 
     folders.temp_dir = lambda: folder
     folders.jobs_dir = lambda: folder / "jobs"

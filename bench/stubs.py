@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ..lipsync.face.detector import Face
 from ..lipsync.runners import Runner, RunnerSpec
+from ..lipsync.vae import CELL, SCALE
 
 
 class StubRunner(Runner):
@@ -61,3 +63,27 @@ class StubDetector:
         points = np.array([[x - 0.2 * side, y - 0.2 * side], [x + 0.2 * side, y - 0.2 * side], [x, y + 0.1 * side]], np.float32)
         box = np.array([x - side / 2, y - side / 2, x + side / 2, y + side / 2], np.float32)
         return [Face(box, 0.99, points.round())]
+
+
+class LinearVAE:
+    """A VAE of fixed arithmetic behind ComfyUI's `encode` and `decode`: a latent is the mean colour of its 8 x 8 pixels and how much
+    brighter their upper half is than their lower. Pictures come back blurred. Works on the device of what it is given.
+    """
+
+    dtype = torch.float32
+    identity = "LinearVAE 1"  # what its results depend on, see `journal.vae_identity`
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """[N,H,W,3] in 0..1 -> unscaled latents [N,4,H/8,W/8], of the size that SD 1.5's have."""
+        halves = F.avg_pool2d(pixels.float().movedim(-1, 1) * 2 - 1, (CELL // 2, CELL))
+        upper, lower = halves[:, :, 0::2], halves[:, :, 1::2]
+        slope = (upper - lower).mean(1, keepdim=True)
+        return torch.cat([(upper + lower) / 2, slope], 1) / SCALE
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Back to pixels [N,8h,8w,3] in 0..1: colours interpolated between cells, then each cell's slope added."""
+        size = (latents.shape[2] * CELL, latents.shape[3] * CELL)
+        smooth = F.interpolate(latents.float() * SCALE, size=size, mode="bilinear", align_corners=False)
+        rows = (torch.arange(size[0], device=latents.device) % CELL + 0.5) / CELL
+        detail = smooth[:, 3:] * (0.5 - rows)[:, None]
+        return ((smooth[:, :3] + detail) / 2 + 0.5).clamp(0, 1).movedim(1, -1)

@@ -109,7 +109,6 @@ class LatentSyncModel:
     def load_whisper(self) -> WhisperEncoder:
         """The encoder, float32 on the CPU. Raises ModelFileError when there is none."""
         if self.is_demo:
-            log.warning("Whisper encoder with random weights. %s", self.description)
             return demo.BUNDLED[self.name].load_whisper()
         return load_encoder(find_whisper(self.path))
 
@@ -119,7 +118,7 @@ class LatentSyncModel:
         A demo model has its own. Raises ModelFileError when there is none.
         """
         if self.is_demo and path is None:
-            return demo.BUNDLED[self.name].load_vae()
+            return demo.BUNDLED[self.name].load_vae(device)
         place = Path(path) if path is not None and Path(path).exists() else find_vae(path)
         return DiffusersVAE.load(place, dtype=dtype, device=device)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import av
 import numpy as np
-from latentsync_rtx.bench.stubs import StubDetector, StubEncoder, StubRunner
+from latentsync_rtx.bench.stubs import LinearVAE, StubDetector, StubEncoder, StubRunner
 from latentsync_rtx.lipsync import pipeline, weights
 from latentsync_rtx.lipsync.clip import ClipWriter
-from latentsync_rtx.lipsync.demo import LinearVAE
 
 WIDTH, HEIGHT, SIDE = 160, 120, 64
 SPEECH_RATE = 16000

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from latentsync_rtx.lipsync.demo import LinearVAE
+from latentsync_rtx.bench.stubs import LinearVAE
 from latentsync_rtx.lipsync.journal import Journal, clean, name_of, runner_identity, vae_identity
 
 from .small_jobs import StubRunner

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from latentsync_rtx.bench.stubs import LinearVAE
 from latentsync_rtx.lipsync import denoise, timeline, vae
 from latentsync_rtx.lipsync.audio import extract
-from latentsync_rtx.lipsync.demo import LinearVAE
 from latentsync_rtx.lipsync.face import FaceTrack
 from latentsync_rtx.lipsync.silence import with_silence
 from latentsync_rtx.lipsync.spool import Spool

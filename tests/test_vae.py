@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from latentsync_rtx.bench.stubs import LinearVAE
 from latentsync_rtx.lipsync import timeline, vae
-from latentsync_rtx.lipsync.demo import LinearVAE
 from latentsync_rtx.lipsync.errors import ModelFileError, NumericError, ShapeError
 from latentsync_rtx.lipsync.mask import keep_mask
 from latentsync_rtx.lipsync.spool import Spool

@@ -235,12 +235,12 @@ def test_wrong_keys_and_shapes_are_named(models, state):
 
 
 def test_the_demo_is_chosen_by_name_and_says_what_it_is(models, caplog):
-    assert weights.DEMO == "demo (tiny, random weights)"
+    assert weights.DEMO == "demo (synthetic faces)"
     model = weights.find_model(weights.DEMO)
-    assert model.is_demo and model.path is None and "random weights" in model.description and model.resolution == 256
+    assert model.is_demo and model.path is None and "drawn faces" in model.description and model.resolution == 256
     with caplog.at_level(logging.WARNING):
         model.load_unet()
-    assert "random weights" in caplog.text
+    assert "drawn faces" in caplog.text
 
 
 def test_the_demo_is_the_same_every_time_and_every_part_works(models):

@@ -342,7 +342,7 @@ class Step:
             "reference": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
             "masked": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
             "tokens": torch.zeros(batch, FRAMES, 50, 384, device=device),
-            "noise": torch.zeros(batch, 4, 1, 32, 32, device=device),
+            "noise": torch.zeros(batch, 4, FRAMES, 32, 32, device=device),
             "timestep": torch.zeros(batch, dtype=torch.long, device=device),
         }
         row, column = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
@@ -371,7 +371,11 @@ class Step:
         low = torch.randint(1000, (self.batch,), generator=generator)
         high = torch.randint(550, 1000, (self.batch,), generator=generator)
         timestep = torch.where(torch.rand(self.batch, generator=generator) < 0.5, low, high)
-        noise = torch.randn(self.batch, 4, 1, 32, 32, device=trainer.device)
+        # The pipeline starts all frames from one noise. Trained on that alone, the network reads the mouth's motion off the differences
+        # between the frames, which are free of noise then, and needs no speech. Hence half of the variance is each frame's own, as
+        # LatentSync was trained ("mixed noise", Ge et al. 2023, https://arxiv.org/abs/2305.10474, alpha 1).
+        noise = torch.randn(self.batch, 4, FRAMES, 32, 32, device=trainer.device)
+        noise = (noise + torch.randn(self.batch, 4, 1, 32, 32, device=trainer.device)) * 0.5**0.5
         fresh = dict(
             target=target, reference=reference, masked=masked, tokens=tokens.masked_fill(silent, 0.0), noise=noise, timestep=timestep
         )
@@ -379,8 +383,8 @@ class Step:
             self.inputs[name].copy_(value)
 
     def compute(self):
-        """Squared error of the predicted noise, heavier where there is much noise (there the mouth's shape is decided) and around the
-        mouth."""
+        """Squared error of the predicted noise, heavier around the mouth. Times noise over signal, squared, it is the error of the picture
+        that the noise leaves: where there is much noise, the mouth's shape is decided, and only the speech tells it."""
         trainer, x = self.trainer, self.inputs
         signal, loud = (table[x["timestep"]].view(-1, 1, 1, 1, 1) for table in (trainer.signal, trainer.noise))
         noisy = signal * x["target"] + loud * x["noise"]
@@ -388,7 +392,7 @@ class Step:
         with trainer.half():
             predicted = trainer.unet(torch.cat([noisy, keep, x["masked"], x["reference"]], 1), x["timestep"], x["tokens"]).float()
         error = (self.weight * (predicted - x["noise"]) ** 2).mean((1, 2, 3, 4))
-        return (error * (loud / signal).clamp(0.5, 6.0).flatten()).mean()
+        return (error * ((loud / signal) ** 2).clamp(0.1, 20.0).flatten()).mean()
 
     def capture(self) -> None:
         trainer = self.trainer

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..checkpoint import Uninitialised
 from ..whisper import TINY, WhisperEncoder
 from .autoencoder import Autoencoder, DemoVAE
 
@@ -15,7 +16,7 @@ __all__ = ["AUTOENCODER", "RESOLUTION", "UNET", "WEIGHTS", "Autoencoder", "DemoV
 
 WEIGHTS = Path(__file__).with_name("demo.safetensors")  # float16; names start with "unet." or "vae."
 RESOLUTION = 256  # px of its face crops
-UNET = dict(block_out_channels=(64, 64, 64, 96), layers_per_block=1)  # sizes of its `UNetConfig`
+UNET = dict(block_out_channels=(64, 64, 64, 96), layers_per_block=1, heads=2)  # sizes of its `UNetConfig`
 AUTOENCODER = dict(widths=(16, 32, 48, 64), groups=8)  # sizes of its `Autoencoder`
 ENCODER_SEED = 8
 
@@ -27,7 +28,8 @@ def demo_encoder() -> WhisperEncoder:
     still tells what sounds when. NumPy's RandomState gives the same numbers in every version of NumPy.
     """
     random = np.random.RandomState(ENCODER_SEED)
-    encoder = WhisperEncoder(**TINY)
+    with Uninitialised():
+        encoder = WhisperEncoder(**TINY)
     with torch.no_grad():
         encoder.positional_embedding.mul_(0.05)
         for name, parameter in sorted(encoder.named_parameters()):

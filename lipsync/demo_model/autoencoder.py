@@ -136,11 +136,11 @@ class Autoencoder(nn.Module):
 class DemoVAE:
     """`Autoencoder` behind ComfyUI's `encode` (pixels [N,H,W,3] in 0..1 -> unscaled latents, the posterior's mode) and `decode` (back).
 
-    Works on the model's device, gives float32 on the CPU. batch: pictures at a time.
+    Works on the model's device, gives float32 on the CPU. identity: of the weights, see `journal.vae_identity`. batch: pictures at a time.
     """
 
-    def __init__(self, model: Autoencoder, batch: int = 8):
-        self.model, self.batch = model.eval().requires_grad_(False), batch
+    def __init__(self, model: Autoencoder, identity: str = "", batch: int = 8):
+        self.model, self.identity, self.batch = model.eval().requires_grad_(False), identity, batch
 
     @property
     def dtype(self) -> torch.dtype:
