@@ -34,7 +34,7 @@ class LatentSyncModelLoad(io.ComfyNode):
                 io.Boolean.Input(
                     "download",
                     default=False,
-                    tooltip="Fetch missing LatentSync 1.6 files (about 5.3 GB) from Hugging Face into models/. Nothing is downloaded while this is off.",
+                    tooltip="Fetch missing LatentSync 1.6 files (about 5.4 GB) from Hugging Face into models/. Nothing is downloaded while this is off.",
                 ),
             ],
             outputs=[
