@@ -1,15 +1,22 @@
-"""Queues a workflow in API form on a running ComfyUI, shows how far it is, and fetches the video.
+"""Queues a workflow in API form on a running ComfyUI, shows how far it is, and fetches the video; or many, on several servers.
 
     python submit.py --video clip.mp4 --audio speech.wav
     python submit.py --server http://192.0.2.7:8188 --video clip.mp4 --audio speech.wav --model latentsync_unet.pt --seed 7 --output out.mp4
     python submit.py --workflow mine.api.json --set LatentSyncFaceAlign.face=left --set LatentSyncRestore.crf=14
+    python submit.py --server http://192.0.2.7:8188 --server http://192.0.2.8:8188 --jobs jobs.jsonl
 
-Needs aiohttp, which every ComfyUI has installed; this file can be copied out of the repository and used alone. Ctrl-C cancels the job on
-the server. Ends with status 0 and the file's path on the last line, 1 with a message when the job fails, 130 when it was cancelled.
+The last needs submit_jobs.py beside this file and says there what a jobs file is; it writes a result line for each job, passes over what was
+done before, and takes other options for all jobs.
+
+Needs aiohttp, which every ComfyUI has installed; the files can be copied out of the repository and used alone. Ctrl-C cancels the jobs on
+the servers. Ends with status 0 (one job: and the file's path on the last line), 1 with a message when a job fails, 130 when cancelled.
 """
 import argparse
 import asyncio
+import contextlib
+import hashlib
 import json
+import signal
 import sys
 import time
 import uuid
@@ -22,21 +29,33 @@ EXAMPLE = Path(__file__).with_name("api") / "lipsync.json"
 UPLOADS = "latentsync"  # subfolder of ComfyUI's input folder
 BAR_CELLS = 24
 HISTORY_TRIES = 100  # a tenth of a second each
+POLL_SECONDS, ANSWER_SECONDS = 0.5, 30
+CANCEL_TRIES = 20
 
 
 class JobError(Exception):
     """The server cannot be reached, refuses the workflow, or the job failed. The message is for the person at the terminal."""
 
 
-def patched(workflow: dict, changes: list[tuple[str, str, object]]) -> dict:
-    """A copy of the API-form workflow in which every node of class `a` has its input `b` set to `c`, for each (a, b, c)."""
+class ServerLost(JobError):
+    """The server went away, or forgot the job: another one, or the same one later, can do it."""
+
+
+LOST = (ServerLost, aiohttp.ClientError, asyncio.TimeoutError)
+
+
+def patched(workflow: dict, changes: list[tuple[str, str, object]], known: bool = True) -> dict:
+    """A copy of the API-form workflow in which every node of class `a` has its input `b` set to `c`, for each (a, b, c).
+
+    known: only inputs that the workflow has already; else also those that it leaves at their defaults.
+    """
     workflow = json.loads(json.dumps(workflow))
     for class_type, name, value in changes:
         nodes = [node for node in workflow.values() if node["class_type"] == class_type]
         if not nodes:
             raise JobError(f"the workflow has no node of class {class_type} whose {name} could be set")
         for node in nodes:
-            if name not in node["inputs"]:
+            if known and name not in node["inputs"]:
                 raise JobError(f"{class_type} has no input {name!r}; it has {', '.join(node['inputs'])}")
             node["inputs"][name] = value
     return workflow
@@ -85,13 +104,43 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, server: str):
         self.session, self.server = session, server.rstrip("/")
         self.client_id = uuid.uuid4().hex
+        self.ours, self.resting, self.failures = 0, 0.0, 0  # our jobs there; until when it is left alone; how often it did not answer
+        self._uploads: dict[Path, asyncio.Task] = {}
+
+    async def get(self, route: str) -> dict:
+        """JSON of an answer that comes soon. Raises ServerLost for a server's own failure, and what aiohttp raises."""
+        async with self.session.get(f"{self.server}{route}", timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as answer:
+            if answer.status != 200:
+                raise ServerLost(f"{self.server}{route} answers {answer.status}")
+            return await answer.json()
+
+    async def prompts(self) -> list[str]:
+        """Everybody's that run or wait."""
+        queue = await self.get("/queue")
+        return [entry[1] for entry in queue["queue_running"] + queue["queue_pending"]]
 
     async def upload(self, path: Path) -> str:
-        """Copy a file into the server's input folder -> the name that LoadVideo and LoadAudio take. Overwrites nothing."""
+        """Have a file in the server's input folder -> the name that LoadVideo and LoadAudio take. Overwrites nothing, and copies no file twice."""
         if not path.is_file():
             raise JobError(f"{path}: no such file")
+        if path not in self._uploads:
+            self._uploads[path] = asyncio.ensure_future(self._upload(path))
+        try:
+            return await asyncio.shield(self._uploads[path])
+        except BaseException:
+            self._uploads.pop(path, None)
+            raise
+
+    async def _upload(self, path: Path) -> str:
+        with path.open("rb") as file:
+            digest = await asyncio.to_thread(_digest, file)
+        folder = f"{UPLOADS}/{digest}"  # so that a name says what is in the file
+        query = {"filename": path.name, "subfolder": folder, "type": "input"}
+        async with self.session.head(f"{self.server}/view", params=query) as answer:
+            if answer.status == 200 and answer.headers.get("Content-Length") == str(path.stat().st_size):
+                return f"{folder}/{path.name}"
         form = aiohttp.FormData()
-        form.add_field("subfolder", UPLOADS)
+        form.add_field("subfolder", folder)
         with path.open("rb") as file:
             form.add_field("image", file, filename=path.name, content_type="application/octet-stream")
             async with self.session.post(f"{self.server}/upload/image", data=form) as answer:
@@ -103,8 +152,20 @@ class Client:
         return "/".join(part for part in (stored["subfolder"], stored["name"]) if part)
 
     async def queue(self, workflow: dict) -> str:
-        """-> the prompt's id. Raises JobError with the server's reasons, node by node, when it refuses the workflow."""
+        """-> the prompt's id. Raises JobError with the server's reasons, node by node, when it refuses the workflow. A cancel of this task
+        leaves nothing in the queue."""
+        posted = asyncio.ensure_future(self._post(workflow))
+        try:
+            return await asyncio.shield(posted)
+        except asyncio.CancelledError:
+            with contextlib.suppress(JobError, *LOST):
+                await self.cancel(await posted)
+            raise
+
+    async def _post(self, workflow: dict) -> str:
         async with self.session.post(f"{self.server}/prompt", json={"prompt": workflow, "client_id": self.client_id}) as answer:
+            if answer.status >= 500:
+                raise ServerLost(f"{self.server} answers {answer.status}")
             content = await answer.json(content_type=None)
         if answer.status == 200 and not content.get("node_errors"):
             return content["prompt_id"]
@@ -125,6 +186,24 @@ class Client:
                 show.close()
         return await self.outputs(prompt_id)
 
+    async def ended(self, prompt_id: str, patience: float) -> dict:
+        """Wait for the end of a prompt, over short losses of the connection -> its outputs. Raises ServerLost after `patience` seconds of
+        silence, at once when nobody listens there any more, and when a server that was restarted does not know the prompt."""
+        heard, missing = time.monotonic(), 0
+        while True:
+            try:
+                history = await self.get(f"/history/{prompt_id}")
+                if prompt_id in history:
+                    return succeeded(history[prompt_id])
+                missing = 0 if prompt_id in await self.prompts() else missing + 1
+                heard = time.monotonic()
+            except LOST as error:
+                if isinstance(error, aiohttp.ClientConnectorError) or time.monotonic() - heard > patience:
+                    raise ServerLost(f"{self.server} went away: {error}") from error
+            if missing >= 3:  # between the queue and the history it is in neither
+                raise ServerLost(f"{self.server} does not know the job any more: it was restarted")
+            await asyncio.sleep(POLL_SECONDS)
+
     async def outputs(self, prompt_id: str) -> dict:
         """Of a finished prompt: {node: {kind: [file, ...]}}. The server announces success a moment before its history has the entry."""
         for _ in range(HISTORY_TRIES):
@@ -136,8 +215,13 @@ class Client:
         raise JobError("the job finished, but the server's history does not list it")
 
     async def cancel(self, prompt_id: str) -> None:
-        await self.session.post(f"{self.server}/queue", json={"delete": [prompt_id]})  # if it still waits
-        await self.session.post(f"{self.server}/interrupt", json={"prompt_id": prompt_id})  # if it runs
+        """Again until it is gone: ComfyUI forgets an interrupt that comes while it begins a prompt."""
+        for _ in range(CANCEL_TRIES):
+            await self.session.post(f"{self.server}/queue", json={"delete": [prompt_id]})  # if it still waits
+            await self.session.post(f"{self.server}/interrupt", json={"prompt_id": prompt_id})  # if it runs
+            if prompt_id not in await self.prompts():
+                return
+            await asyncio.sleep(POLL_SECONDS)
 
     async def fetch(self, outputs: dict, target: Path) -> Path:
         """Save the last video among `outputs` as `target`, or under its own name if `target` is a folder."""
@@ -155,11 +239,31 @@ class Client:
             if answer.status != 200:
                 raise JobError(f"/view of {video['filename']}: the server answered {answer.status}")
             partial = target.with_name(target.name + ".partial")
-            with partial.open("wb") as file:
-                async for chunk in answer.content.iter_chunked(1 << 20):
-                    file.write(chunk)
-        partial.replace(target)
+            try:
+                with partial.open("wb") as file:
+                    async for chunk in answer.content.iter_chunked(1 << 20):
+                        file.write(chunk)
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
         return target
+
+
+def _digest(file) -> str:
+    digest = hashlib.sha256()
+    while data := file.read(1 << 20):
+        digest.update(data)
+    return digest.hexdigest()[:16]
+
+
+def succeeded(entry: dict) -> dict:
+    """The outputs in an entry of the history. Raises JobError if the prompt failed, with the reason."""
+    told = dict(entry.get("status", {}).get("messages", []))
+    if data := told.get("execution_error"):
+        raise JobError(f"{data['node_type']}: {data['exception_message'].strip()}")
+    if "execution_interrupted" in told:
+        raise JobError(f"the job was cancelled on the server, in {told['execution_interrupted'].get('node_type')}")
+    return entry["outputs"]
 
 
 async def follow(socket: aiohttp.ClientWebSocketResponse, prompt_id: str, show: Bar) -> None:
@@ -218,7 +322,7 @@ def change(text: str) -> tuple[str, str, object]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="Ctrl-C cancels the job on the server.")
-    parser.add_argument("--server", default="http://127.0.0.1:8188", help="address of ComfyUI (default %(default)s)")
+    parser.add_argument("--server", action="append", help="address of ComfyUI, repeatable: the least busy one is taken (default http://127.0.0.1:8188)")
     parser.add_argument("--workflow", type=Path, default=EXAMPLE, help=f"a workflow in API form (default: {EXAMPLE.name} beside this file)")
     parser.add_argument("--video", type=Path, help="the clip; uploaded")
     parser.add_argument("--audio", type=Path, help="the new speech; uploaded (default: the sound of --video)")
@@ -230,10 +334,19 @@ def arguments() -> argparse.Namespace:
         "--set", dest="changes", type=change, action="append", default=[], metavar="CLASS.INPUT=VALUE", help="any other input; repeatable"
     )
     parser.add_argument("--output", type=Path, default=Path("."), help="file or folder for the result (default: here)")
+    many = parser.add_argument_group("many jobs")
+    many.add_argument("--jobs", type=Path, help='file of lines such as {"video": "a.mp4", "audio": "a.wav", "out": "b.mp4", "seed": 7}')
+    many.add_argument("--results", type=Path, help="file to append a line to for each job (default: JOBS.results.jsonl)")
+    many.add_argument("--retries", type=int, default=5, help="other servers a job may go to when one goes away (default %(default)s)")
+    many.add_argument("--patience", type=float, default=15, help="seconds that a server may be silent in the middle of a job (default %(default)s)")
+    many.add_argument("--wait", type=float, default=600, help="seconds to wait when no server answers (default %(default)s)")
     return parser.parse_args()
 
 
-async def submit(options: argparse.Namespace) -> Path:
+async def submit(options: argparse.Namespace) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows, where Ctrl-C is all there is
+            asyncio.get_running_loop().add_signal_handler(number, asyncio.current_task().cancel)
     try:
         workflow = json.loads(options.workflow.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -242,34 +355,46 @@ async def submit(options: argparse.Namespace) -> Path:
         raise JobError(f"{options.workflow} is not in API form: in ComfyUI choose Workflow > Export (API)")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        client = Client(session, options.server)
+        clients = [Client(session, server) for server in options.server or ["http://127.0.0.1:8188"]]
+        if options.jobs is not None or len(clients) > 1:
+            sys.modules.setdefault("submit", sys.modules[__name__])  # there, these classes are the same ones
+            from submit_jobs import Farm, submit_all
+
+            if options.jobs is not None:
+                return await submit_all(options, workflow, clients)
+            clients = [await Farm(clients, wait=0).free()]
+        client = clients[0]
         try:
-            changes = []
-            if options.video:
-                changes.append(("LoadVideo", "file", await client.upload(options.video)))
-            if options.audio or options.video:
-                changes.append(("LoadAudio", "audio", await client.upload(options.audio or options.video)))
-            if options.model:
-                changes.append(("LatentSyncModelLoad", "checkpoint", options.model))
-            denoise = {name: getattr(options, name) for name in ("seed", "steps", "guidance")}
-            changes += [("LatentSyncDenoise", name, value) for name, value in denoise.items() if value is not None]
-            workflow = patched(workflow, changes + options.changes)
-            outputs = await client.run(workflow, Bar(workflow))
-            return await client.fetch(outputs, options.output)
+            print(await submit_one(options, workflow, client))
         except aiohttp.ClientError as error:
-            raise JobError(f"cannot talk to ComfyUI at {options.server}: {error}") from error
+            raise JobError(f"cannot talk to ComfyUI at {client.server}: {error}") from error
+    return 0
+
+
+async def submit_one(options: argparse.Namespace, workflow: dict, client: Client) -> Path:
+    changes = []
+    if options.video:
+        changes.append(("LoadVideo", "file", await client.upload(options.video)))
+    if options.audio or options.video:
+        changes.append(("LoadAudio", "audio", await client.upload(options.audio or options.video)))
+    if options.model:
+        changes.append(("LatentSyncModelLoad", "checkpoint", options.model))
+    denoise = {name: getattr(options, name) for name in ("seed", "steps", "guidance")}
+    changes += [("LatentSyncDenoise", name, value) for name, value in denoise.items() if value is not None]
+    workflow = patched(workflow, changes + options.changes)
+    outputs = await client.run(workflow, Bar(workflow))
+    return await client.fetch(outputs, options.output)
 
 
 def main() -> int:
     try:
-        print(asyncio.run(submit(arguments())))
+        return asyncio.run(submit(arguments()))
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("cancelled", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

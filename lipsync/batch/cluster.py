@@ -99,7 +99,7 @@ def _session(ray, address: str | None, cores: int, objects: int) -> Iterator[Non
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-            raise EngineError(f"cannot use {where}: {error}. `ray start --head` starts one.") from error
+            raise EngineError(f"cannot use {where}: {str(error).strip().rstrip('.')}. `ray start --head` starts one.") from error
         if ours:
             signal.signal(signal.SIGTERM, on_stop)  # Ray's own would exit at once
         yield

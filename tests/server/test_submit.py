@@ -14,7 +14,8 @@ SUBMIT = ROOT / "examples" / "submit.py"
 
 
 def submit(comfy, folder, *options) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SUBMIT), "--server", comfy.url, *map(str, options)]
+    server = [] if "--server" in options else ["--server", comfy.url]
+    command = [sys.executable, str(SUBMIT), *server, *map(str, options)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
