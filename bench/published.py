@@ -31,7 +31,7 @@ from .plain_vae import BenchVAE
 from .stubs import StubDetector
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "media"
+SHARED = (ROOT.parent / "shared" / "media", ROOT / "shared" / "media")
 FIXTURE = "demo1_video.mp4", "demo1_audio.wav"  # the clip and the speech of the published measurements
 SECONDS, SHORT = 9.68, 0.4  # of film: as published; on a CPU
 WEIGHTS = ("auto", "real", "random")
@@ -263,7 +263,7 @@ def write_media(folder: Path, seconds: float, video: Path | None, audio: Path | 
     A clip that is too short runs back and forth; one with a side of more than `largest` px is scaled down. -> who finds its face, and one
     line about it."""
     count = max(1, round(seconds * RATE))
-    fixture = [path if path.is_file() else None for path in (SHARED / name for name in FIXTURE)]
+    fixture = [next((folder / name for folder in SHARED if (folder / name).is_file()), None) for name in FIXTURE]
     video, audio = video or fixture[0], audio or fixture[1]
     detector = _detector()
     if video is None or detector is None:
@@ -315,11 +315,12 @@ def heading() -> str:
 
 
 def line(measured: Measured, first: Measured) -> str:
-    """One row for people; what is approximate says so."""
+    """One row for people; what is approximate says so. Where no mouth is known, its columns are the whole frame's."""
     quality = measured.quality
     change = "" if measured is first else f"{(measured.wall / first.wall - 1) * 100:+.1f} %"
     cells = [f"{measured.wall:.1f}", f"{measured.wall / measured.seconds:.2f}", change, _cell(measured.memory, "{:.2f}")]
-    cells += [_cell(quality.get(key), text) for key, text in (("mouth_ssim", "{:.4f}"), ("mouth_psnr", "{:.2f}"), ("drift", "{:.2f}"), ("lip_drift", "{:.2f}"))]
+    cells += [_cell(quality.get(f"mouth_{key}", quality.get(key)), text) for key, text in (("ssim", "{:.4f}"), ("psnr", "{:.2f}"))]
+    cells += [_cell(quality.get(key), "{:.2f}") for key in ("drift", "lip_drift")]
     cells.append(f"{quality['offset']:+d} ({quality['sync']:.2f})" if "offset" in quality else "-")
     mark = "exact" if measured.exact else "APPROXIMATE"
     return " ".join([f"{mark:12}{measured.name:{NAMES - 12}}", *(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))])

@@ -135,6 +135,8 @@ def published(arguments) -> int:
             _write(table.line(row, rows[0]))
     if rows:
         _write(f"Likeness and drift are to the film of the first row ({rows[0].name}). Every row is a whole job, its models loaded beforehand.")
+    if any("ssim" in row.quality and "mouth_ssim" not in row.quality for row in rows):
+        _write("No mouth is known in this film: SSIM and PSNR are the whole frame's.")
     _write(table.THEIRS)
     if arguments.json:
         content = {"machine": facts, "rows": [asdict(row.row()) for row in rows], "published": [asdict(row) for row in rows], "notes": said}

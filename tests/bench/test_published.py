@@ -64,7 +64,7 @@ def test_row_that_cannot_be_run_is_told_and_the_others_go_on(tmp_path, monkeypat
     def fail(self):
         raise EngineError("no memory for that")
 
-    monkeypatch.setattr(published, "SHARED", tmp_path / "nowhere")
+    monkeypatch.setattr(published, "SHARED", (tmp_path / "nowhere",))
     monkeypatch.setattr(published, "SMALL", 160)
     monkeypatch.setattr(published.EagerRunner, "load", fail)
     said = []
@@ -89,7 +89,7 @@ def test_eager_runner_computes_what_ours_does():
 def test_short_clip_runs_back_and_forth_and_speech_fills_it(tmp_path, monkeypatch):
     assert published.back_and_forth(4, 9).tolist() == [0, 1, 2, 3, 2, 1, 0, 1, 2]
     assert published.back_and_forth(1, 3).tolist() == [0, 0, 0]
-    monkeypatch.setattr(published, "SHARED", tmp_path / "nowhere")
+    monkeypatch.setattr(published, "SHARED", (tmp_path / "nowhere",))
     detector, told = published.write_media(tmp_path, 0.2, None, None, 320)
     assert isinstance(detector, StubDetector) and "a drawn clip without a face" in told
     clip = open_clip(tmp_path / "source.mp4")
