@@ -21,12 +21,18 @@ from comfyui import ROOT, Server
 sys.path.insert(0, str(ROOT / "tests" / "server" / "browser"))
 from editor import Editor
 
-DEMO = "demo (synthetic faces)"
-
 OTHERS = ("LatentSyncEngineBuild", "LatentSyncCropsToImages", "LatentSyncImagesToCrops", "LatentSyncCompare")  # not in the whole graph
 MOST_BYTES = 60_000
 COLOURS = 64  # of a palette: interfaces have few, and the faces in them stay faces
 SECONDS = 1.6  # of the media
+
+
+# Out of the others' way, and wide enough for its title.
+ALONE = """([kind, number]) => {
+    const node = app.graph.nodes.find(one => one.type === kind);
+    node.pos = [20000 + 2000 * number, 0];
+    node.setSize([Math.max(330, node.size[0]), node.size[1]]);
+}"""
 
 
 def media(folder: Path) -> None:
@@ -102,7 +108,6 @@ def main() -> None:
                 list(OTHERS),
             )
             editor.set("LatentSyncDenoise", steps=2)
-            editor.set(None, checkpoint=DEMO)
             editor.listen()
             restore = editor.page.evaluate("app.graph.nodes.filter(one => one.type === 'SaveVideo').map(one => String(one.id))")
             editor.page.evaluate("ids => app.queuePrompt(0, 1, ids)", restore)
@@ -112,6 +117,7 @@ def main() -> None:
             editor.settle(2)
             ours = editor.page.evaluate("app.graph.nodes.filter(one => one.type.startsWith('LatentSync')).map(one => one.type)")
             for kind in ours:
+                editor.page.evaluate(ALONE, [kind, ours.index(kind)])
                 place(editor, kind)
                 editor.settle(0.6)
                 clip = place(editor, kind)

@@ -14,7 +14,7 @@ from comfyui import ROOT, Server
 COLUMN, ROW = 400, 60  # spacing in the graph, pixels
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 
-SHOWN = {"LoadVideo": 300, "LoadAudio": 60, "SaveVideo": 280, "LatentSyncEngineLoad": 130, "LatentSyncFaceAlign": 460, "LatentSyncRestore": 280}  # pixels
+SHOWN = {"LoadVideo": 300, "LoadAudio": 60, "SaveVideo": 280, "LatentSyncEngineLoad": 130, "LatentSyncFaceAlign": 640, "LatentSyncRestore": 280}  # pixels
 TITLE = "Lip-sync a video"
 OUTSIDE = ("LoadVideo", "LoadAudio", "SaveVideo")  # what stays beside the one node
 VISIBLE = {  # the one node's inputs: name -> the input of a node in it

@@ -9,7 +9,7 @@ export function engineStatus(node) {
   const lines = element("dl"), note = element("div", { className: "note" }), button = element("button", { type: "button", textContent: "Build", disabled: true });
   const content = element("div", { className: "latentsync" }, lines, note, button);
   const builder = node.comfyClass === "LatentSyncEngineBuild";
-  let status = null, building = null, height = 90;
+  let status = null, building = null, height = 150;
 
   const say = (text, failed = false) => {
     note.textContent = text;
@@ -75,6 +75,7 @@ export function engineStatus(node) {
   listen("execution_interrupted", () => finish("The build was cancelled; nothing of it is left.", true));
 
   say("");
+  new ResizeObserver(fit).observe(lines); // a node out of sight has no height until it comes into view
   addPanel(node, "latentsync_status", content, () => height);
   onChange(node, refresh);
   after(node, "onConfigure", refresh);
