@@ -20,6 +20,7 @@ from .errors import LatentSyncError
 TRAIN_STEPS = 1000
 BETA_START, BETA_END = 0.00085, 0.012  # scaled linear: the square root of beta grows linearly (Stable Diffusion 1.5, LatentSync)
 STEPS_OFFSET = 1
+FIRST = 951  # timestep of the reference's 20 steps
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,14 @@ def ddim(steps: int) -> Schedule:
 def dpm_solver(steps: int) -> Schedule:
     """DPM-Solver++ 2M (Lu et al. 2022, algorithm 2): what is remembered is the last step's clean picture, (x - sigma e) / alpha.
 
-    As diffusers' `DPMSolverMultistepScheduler.from_config` of the reference's scheduler, with `final_sigmas_type="sigma_min"`: the reference
-    ends at timestep 0 too, not at a clean picture. Its "linspace" spacing begins at timestep 999, which is where latents that are all
-    noise belong; "leading", DDIM's, would begin ten steps at 901. The first step has nothing to remember, and the last of fewer than 15 is
-    of first order too, for stability.
+    As diffusers' `DPMSolverMultistepScheduler.from_config` of the reference's scheduler, with `final_sigmas_type="sigma_min"`, at timesteps
+    spread from the reference's first one to 0, where it ends too: the same noise is then the same beginning, and ten steps come thirteen
+    times nearer to the reference's twenty than from diffusers' own first timestep, 999 (docs/profiles.md). The first step has nothing to
+    remember, and the last of fewer than 15 is of first order too, for stability.
     """
-    timesteps = np.linspace(0, TRAIN_STEPS - 1, steps + 1).round().astype(np.int64)[:0:-1]
+    if steps > FIRST:
+        raise LatentSyncError(f"{steps} steps of DPM-Solver++ are not possible: choose 1 to {FIRST}, 10 is usual.")
+    timesteps = np.linspace(0, FIRST, steps + 1).round().astype(np.int64)[:0:-1]
     kept = alphas()[np.append(timesteps, 0)]
     alpha, sigma = np.sqrt(kept), np.sqrt(1 - kept)
     width = np.diff(np.log(alpha / sigma))  # of the steps, in half the logarithm of signal to noise: h
