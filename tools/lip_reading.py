@@ -20,8 +20,12 @@ def openings(frames: Iterable[np.ndarray], detector) -> np.ndarray:
 
     frames: uint8 RGB [H,W,3]. detector: `lipsync.face.MediaPipeDetector`.
     """
-    finder = pack.compare.mouths.Finder(detector)
-    return np.float32([np.nan if face is None else opening(face.mesh) for face in map(finder, frames)])
+    return of_faces(map(pack.compare.mouths.Finder(detector), frames))
+
+
+def of_faces(faces: Iterable) -> np.ndarray:
+    """`openings` of faces that were found already, None where none is."""
+    return np.float32([np.nan if face is None else opening(face.mesh) for face in faces])
 
 
 def report(measured: np.ndarray, truth: np.ndarray) -> str:

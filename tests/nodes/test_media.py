@@ -16,6 +16,7 @@ pytestmark = pytest.mark.server
 SCRIPT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
+import utils.install_util  # as main.py does first: later another module of that name is found
 root, folder, sys.argv = sys.argv[2], sys.argv[3], ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.server
 START = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
+import utils.install_util  # as main.py does first: later another module of that name is found
 tests, sys.argv = sys.argv[2], ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
