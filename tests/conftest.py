@@ -1,5 +1,6 @@
 """Loads the repository root as the package `latentsync_rtx`: with the root itself on `sys.path`, `nodes/` would shadow ComfyUI's `nodes.py`."""
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -26,3 +27,14 @@ def recipe():
     from latentsync_rtx.tests.data.golden import recipe
 
     return recipe
+
+
+@pytest.fixture(scope="session")
+def face_files() -> Path:
+    """The folder with MediaPipe's two face models: LATENTSYNC_FACE_MODELS, else what `make test` fetched."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import face_models
+
+    folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
+    face_models.fetch(folder)
+    return folder

@@ -1,6 +1,5 @@
 """The published table, on the smallest job."""
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -21,13 +20,10 @@ if str(ROOT / "tools") not in sys.path:
     sys.path.insert(0, str(ROOT / "tools"))
 
 
-def test_table_of_a_job_with_a_face(tmp_path, monkeypatch, capsys):
+def test_table_of_a_job_with_a_face(tmp_path, monkeypatch, capsys, face_files):
     """As typed: every row is there, the exact ones agree, what is approximate says so and differs."""
     import demo_media
 
-    folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
-    if not folder.is_dir():
-        pytest.skip(f"no face models in {folder}: run `python tools/face_models.py {folder}`")
     monkeypatch.setattr(profiles, "PROFILES", {name: profiles.PROFILES[name] for name in ("exact20", "approx12", "approx4")})
     clip = demo_media.write_clip(tmp_path / "face.mp4", demo_media.face_frames(0.08, size=(320, 256)))
     path = tmp_path / "table.json"

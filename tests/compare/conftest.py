@@ -1,5 +1,4 @@
 """A portrait that speaks: its mouth opens as told, in front of a camera that sways, and a sound that is as loud as the mouth is open."""
-import os
 import sys
 import wave
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from latentsync_rtx.lipsync.face.mediapipe import BLAZE_FILE, MESH_FILE, MediaPipeDetector
+from latentsync_rtx.lipsync.face.mediapipe import MediaPipeDetector
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "tools") not in sys.path:
@@ -17,12 +16,8 @@ COUNT, RATE, SIZE = 60, 25, (288, 352)  # frames, a second, height and width
 
 
 @pytest.fixture(scope="session")
-def detector():
-    folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
-    if not all((folder / name).is_file() for name in (BLAZE_FILE, MESH_FILE)):
-        message = f"no face models in {folder}: run `python tools/face_models.py {folder}`"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return MediaPipeDetector(folder)
+def detector(face_files):
+    return MediaPipeDetector(face_files)
 
 
 @pytest.fixture(scope="session")

@@ -1,28 +1,17 @@
 """Real detector files and pictures with real faces, from packaged public-domain photographs."""
-import os
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from latentsync_rtx.lipsync.face.mediapipe import BLAZE_FILE, MESH_FILE, MediaPipeDetector
+from latentsync_rtx.lipsync.face.mediapipe import MediaPipeDetector
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def face_models():
-    """Folder with MediaPipe's two files: LATENTSYNC_FACE_MODELS, else what `make test` fetched."""
-    folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
-    if not all((folder / name).is_file() for name in (BLAZE_FILE, MESH_FILE)):
-        message = f"no face models in {folder}: run `python tools/face_models.py {folder}`"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def detector(face_models):
-    return MediaPipeDetector(face_models)
+def detector(face_files):
+    return MediaPipeDetector(face_files)
 
 
 class Stage:

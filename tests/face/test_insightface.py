@@ -216,9 +216,9 @@ def test_another_model_under_the_name_is_refused(folder, tmp_path):
         InsightFaceDetector(tmp_path).detect([painted(640, 640, [(96, 512, 32)])])
 
 
-def test_auto_prefers_insightface_where_its_files_are(folder, face_models):
+def test_auto_prefers_insightface_where_its_files_are(folder, face_files):
     assert load_detector("auto", folder).name == "InsightFace"
-    assert load_detector("auto", face_models).name == "MediaPipe"
+    assert load_detector("auto", face_files).name == "MediaPipe"
     with pytest.raises(FaceError, match="retina"):
         load_detector("retina")
 

@@ -127,11 +127,11 @@ def test_missing_files_are_named_with_folder_and_remedy(tmp_path):
         assert part in str(caught.value)
 
 
-def test_files_inside_an_installed_mediapipe_are_found_without_importing_it(face_models, tmp_path, monkeypatch):
+def test_files_inside_an_installed_mediapipe_are_found_without_importing_it(face_files, tmp_path, monkeypatch):
     package = tmp_path / "site" / "mediapipe"
     for module, name in (("face_detection", BLAZE_FILE), ("face_landmark", MESH_FILE)):
         (package / "modules" / module).mkdir(parents=True)
-        (package / "modules" / module / name).write_bytes((face_models / name).read_bytes())
+        (package / "modules" / module / name).write_bytes((face_files / name).read_bytes())
     (package / "__init__.py").write_text("raise RuntimeError('mediapipe was imported')")
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setenv("COMFYUI_PATH", str(tmp_path / "ComfyUI"))  # nothing in models/latentsync/face
@@ -141,10 +141,10 @@ def test_files_inside_an_installed_mediapipe_are_found_without_importing_it(face
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 229714\n", "half"])
-def test_broken_files_are_named(face_models, tmp_path, content):
+def test_broken_files_are_named(face_files, tmp_path, content):
     """F39: empty, a Git LFS pointer, half a download."""
-    original = (face_models / BLAZE_FILE).read_bytes()
+    original = (face_files / BLAZE_FILE).read_bytes()
     (tmp_path / BLAZE_FILE).write_bytes(original[:len(original) // 2] if content == "half" else content)
-    (tmp_path / MESH_FILE).write_bytes((face_models / MESH_FILE).read_bytes())
+    (tmp_path / MESH_FILE).write_bytes((face_files / MESH_FILE).read_bytes())
     with pytest.raises(FaceError, match=BLAZE_FILE):
         MediaPipeDetector(tmp_path)

@@ -1,6 +1,5 @@
 """A real ComfyUI for the tests in this folder, and the media it works on."""
 import json
-import os
 import shutil
 import signal
 import sys
@@ -14,14 +13,12 @@ sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import comfyui  # noqa: E402 - ours, in tools/
 import demo_media  # noqa: E402
-import face_models  # noqa: E402
 import speech  # noqa: E402
 from comfy_client import CLIP, SPEECH, Comfy, patch  # noqa: E402
 
 SECONDS = 0.6  # of the clip and of the speech: one block of 16 frames
 
 RECORDER = '''"""Writes down, in the file NETWORK_CALLS, who calls or looks up a host that is not this machine."""
-import os
 import socket
 import traceback
 
@@ -52,14 +49,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.server)
-
-
-@pytest.fixture(scope="session")
-def face_files() -> Path:
-    """The folder with MediaPipe's two face models."""
-    folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
-    face_models.fetch(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
