@@ -498,7 +498,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20000)
     parser.add_argument("--clips", type=int, default=8000, help="in the pool of encoded clips")
     parser.add_argument("--pool-seconds", type=float, default=80.0, help="that making the pool may take")
-    parser.add_argument("--batch", type=int, default=24, help="clips of 16 frames in a step")
+    parser.add_argument("--batch", type=int, default=16, help="clips of 16 frames in a step")
     parser.add_argument("--faces-a-step", type=int, default=8, help="of the autoencoder's training, 4 pictures each")
     parser.add_argument("--test-clips", type=int, default=16, help="held-out clips to examine the network on")
     parser.add_argument("--test-blocks", type=int, default=4, help="blocks of 16 frames in each of them")
