@@ -1,4 +1,5 @@
 """The stages' progress calls, shown on the node that is running and turned into ComfyUI's cancel."""
+import sys
 import time
 from collections.abc import Callable
 
@@ -7,7 +8,6 @@ import comfy.utils
 import numpy as np
 from comfy_execution.utils import get_executing_context
 from PIL import Image
-from server import PromptServer
 
 from ..lipsync.progress import Pace
 
@@ -25,6 +25,11 @@ NAMES = {  # of the stages, for people
     "build engine": "Building the engine",
     "wait for another build": "Waiting for another build",
 }
+
+
+def page_server():
+    """ComfyUI's `PromptServer`, or None where our nodes run without one. It is not imported: that would start half of ComfyUI."""
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
 
 
 class NodeProgress:
@@ -54,7 +59,7 @@ class NodeProgress:
         self._bar.update_absolute(done, total, shown)
 
     def _say(self, text: str) -> None:
-        server = PromptServer.instance
+        server = page_server()
         if server is None or self._node is None or not hasattr(server, "send_progress_text"):
             return
         parts = str(self._node).split(":")  # of a node in a subgraph: the page shows the text on whichever of its ancestors is in view

@@ -50,6 +50,7 @@ class LatentSyncRestore(io.ComfyNode):
                     )
                 ),
             ],
+            is_output_node=True,  # so that the video is shown again when nothing had to be done anew
             outputs=[
                 io.Video.Output(display_name="video", tooltip="The finished clip with the speech: for Save Video. Only if 'output' asks for it."),
                 io.Image.Output(display_name="images", tooltip="Its frames without loss. Only if 'output' asks for them."),

@@ -6,7 +6,7 @@ import av
 import demo_media
 import numpy as np
 import pytest
-from comfy_client import as_images, frames_of, pictures_of, sound_of
+from comfy_client import as_images, frames_of, only, pictures_of, sound_of
 
 NODES = {
     "LatentSyncModelLoad", "LatentSyncEngineLoad", "LatentSyncFaceAlign", "LatentSyncAudioFeatures", "LatentSyncDenoise",
@@ -80,7 +80,9 @@ def test_unchanged_prompt_executes_nothing_and_lists_its_outputs_again(comfy, ex
     for again in (second, third):
         assert again.executed == []
         assert set(again.cached) == set(example())
-        assert again.outputs == first.outputs != {}
+        assert comfy.saved(again) == comfy.saved(first) != []
+        assert {only(example(), f"LatentSync{kind}") for kind in ("FaceAlign", "Restore")} < set(again.outputs), "they show what they showed"
+        assert all(shown == first.outputs[node] for node, shown in again.outputs.items())
 
 
 def test_changed_file_content_executes_again(comfy, example, media):
