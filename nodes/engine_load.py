@@ -53,8 +53,8 @@ class LatentSyncEngineLoad(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model, back_end, engine_file, precision, engine=None):
-        # 'auto' chooses anew when engines come and go.
-        return [f"{one.path}:{one.identity}" for one in list_engines()]
+        # 'auto' chooses anew when engines come and go, or are built again.
+        return [f"{one.path}:{one.identity}:{one.manifest.get('sha256')}" for one in list_engines()]
 
     @classmethod
     def execute(cls, model, back_end, engine_file, precision, engine=None) -> io.NodeOutput:

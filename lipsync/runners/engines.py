@@ -2,6 +2,7 @@
 import importlib.metadata
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -65,13 +66,19 @@ def partner(engine: Engine) -> Engine | None:
 
 def find_engine(name: str, folder: Path | str | None = None) -> Engine:
     """The engine called `name`: its file name, or its label in a list. Raises EngineError; neither a name nor a link leads out of the folder."""
-    name = name.split(" (", 1)[0].strip()
+    name = re.sub(r" \([\d.]+ GB\)$", "", name.strip())
     if not name or name != Path(name).name or "\\" in name or "\0" in name or not name.endswith(SUFFIX):
         raise EngineError(f"{name!r} is not the name of an engine in {folder_of(folder)}: choose one from the list.")
     path = folder_of(folder) / name
-    if path.resolve().parent != path.parent.resolve():
-        raise EngineError(f"{path} is a link to {path.resolve()}, and a plan is code: move the file itself into the folder, with its .json.")
-    return read(path)
+    try:
+        real = path.resolve()
+        if real.parent != path.parent.resolve():
+            raise EngineError(f"{path} is a link to {real}, and a plan is code: move the file itself into the folder, with its .json.")
+        return read(path)
+    except EngineError:
+        raise
+    except (OSError, RuntimeError) as error:  # a name too long, links in a circle
+        raise EngineError(f"cannot use {path}: {error}.") from error
 
 
 def read(path: Path | str) -> Engine:
@@ -103,9 +110,12 @@ def check(
     path = Path(path)
     if not path.is_file():
         return False, f"engine {path}: there is no such file."
-    with path.open("rb") as file:
-        header = file.read(HEADER_BYTES)
-    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+        size = path.stat().st_size
+    except OSError as error:
+        return False, f"engine {path}: cannot be read ({error})."
     wrong = manifests.wrong_file(header, size)
     if wrong:
         return False, f"engine {path}: it {wrong}."

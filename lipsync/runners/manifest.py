@@ -51,6 +51,15 @@ IDENTITY = {
     "gpu": "GPU",
     "weight_streaming": "weight streaming",
 }
+# What kind of value each key has, where it is there.
+NUMBER, NOTHING = (int, float), type(None)
+KINDS = {
+    "fingerprint": str, "network": dict, "export_revision": int, "resolution": int, "frames": int, "guided": bool, "precision": str, "role": str,
+    "tensorrt_rtx": str, "targets": (str, list), "gpu": (dict, NOTHING), "weight_streaming": bool, "plan": str, "header": str, "plan_bytes": int,
+    "model": str, "sha256": str, "weights_bytes": (int, NOTHING), "activation_bytes": (int, NOTHING), "peak_host_bytes": (int, NOTHING),
+    "seconds": dict, "parity": dict,
+}  # fmt: skip
+VERDICT_KINDS = {"passed": bool, "cosine": NUMBER, "largest_error": NUMBER}
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ def parsed(text: str) -> dict:
     """The manifest in `text`. Raises EngineError when it is none."""
     try:
         manifest = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"it is not JSON ({error})") from error
     if isinstance(manifest, dict):
         manifest.setdefault("role", WHOLE)
@@ -145,7 +154,27 @@ def parsed(text: str) -> dict:
         raise EngineError(f"it is no manifest of an engine: it lacks {missing}")
     if manifest["format"] != FORMAT:
         raise EngineError(f"it has format {manifest['format']!r}, this version of the pack reads format {FORMAT}")
+    if spoilt := _spoilt(manifest):
+        raise EngineError(f"it is damaged: {spoilt} cannot be {manifest[spoilt]!r:.80}")
     return manifest
+
+
+def _spoilt(manifest: Mapping) -> str | None:
+    """The first key whose value no build writes: the file was edited, or damaged."""
+    for name, kind in KINDS.items():
+        if name in manifest and not isinstance(manifest[name], kind):
+            return name
+    targets, gpu = manifest["targets"], manifest["gpu"] or {}
+    if isinstance(targets, list) and not all(isinstance(target, str) for target in targets):
+        return "targets"
+    if manifest["role"] not in (WHOLE, DEEP, SHALLOW):
+        return "role"
+    if targets == THIS_GPU and not {"name", "capability"} <= gpu.keys():
+        return "gpu"
+    verdicts = manifest.get("parity", {}).values()
+    if not all(isinstance(one, dict) and all(isinstance(one.get(name), kind) for name, kind in VERDICT_KINDS.items()) for one in verdicts):
+        return "parity"
+    return None
 
 
 def wrong_file(header: bytes, size: int) -> str | None:

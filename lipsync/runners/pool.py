@@ -51,16 +51,17 @@ class TorchRecipe:
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """A model as an engine in the engine folder."""
+    """A model as an engine in the engine folder. build: the plan's sha256, which tells a plan that was built again from the one before."""
 
     plan: Path
     identity: str
     model: object
     device: str
+    build: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
-        return (RTX, self.identity, self.device)
+        return (RTX, self.identity, self.device, self.build)
 
     @property
     def needed_bytes(self) -> int:
@@ -238,5 +239,5 @@ def runner_for(
     plain = TorchRecipe(model, device, dtype)
     if choice.backend != RTX:
         return PooledRunner(plain, reason=choice.reason)
-    recipe = EngineRecipe(choice.engine.path, choice.engine.identity, model, device)
+    recipe = EngineRecipe(choice.engine.path, choice.engine.identity, model, device, choice.engine.manifest.get("sha256", ""))
     return PooledRunner(recipe, plain if backend == AUTO else None, choice.reason)

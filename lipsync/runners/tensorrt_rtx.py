@@ -195,7 +195,9 @@ class RtxRunner(Runner):
         )
         if not ok:
             raise EngineError(reason)
-        self.engine = engines.read(self.engine.path)
+        before, self.engine = self.engine, engines.read(self.engine.path)
+        if self.engine.manifest.get("sha256") != before.manifest.get("sha256"):  # built again: its weights do not belong into the old plan
+            self.close()
 
     def _load(self) -> None:
         with self.engine.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:

@@ -1,6 +1,7 @@
 """Whether an engine may be used: pure questions, then files in a folder. F41, F42, F46."""
 import json
 import logging
+import shutil
 import threading
 
 import pytest
@@ -151,6 +152,36 @@ def test_a_missing_or_broken_manifest_is_refused_and_stays(engine, content):
     with pytest.raises(EngineError):
         engines.find_engine(engine.path.name, engine.path.parent)
     assert engine.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("plan_bytes", None), ("header", 5), ("parity", []), ("parity", {CARD.key: {"passed": False}}), ("targets", [8.9]), ("targets", "gpu"),
+        ("frames", "16"), ("network", None), ("role", "outer"), ("weights_bytes", "2 GB"),
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest_costs_one_engine_not_the_list(engine, tmp_path, name, value, caplog):
+    good = write_engine(tmp_path, resolution=512)
+    beside = engine.path.with_suffix(".json")
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), name: value}))
+    with caplog.at_level(logging.WARNING):
+        assert [one.label for one in engines.list_engines(tmp_path)] == [good.label]
+    assert beside.name in caplog.text
+    ok, reason = engines.check(engine.path, gpu=CARD)
+    assert not ok and beside.name in reason
+
+
+def test_links_in_a_circle_long_names_and_copies(engine, tmp_path):
+    copy = engine.path.with_name("a copy (1).plan")
+    for suffix in (".plan", ".json"):
+        shutil.copy(engine.path.with_suffix(suffix), copy.with_suffix(suffix))
+    (tmp_path / "loop.plan").symlink_to("loop.plan")
+    assert {one.path for one in engines.list_engines(tmp_path)} == {engine.path, copy}
+    assert engines.find_engine(engines.read(copy).label, tmp_path).path == copy
+    for name in ("loop.plan", "x" * 300 + ".plan"):
+        with pytest.raises(EngineError):
+            engines.find_engine(name, tmp_path)
 
 
 def test_a_missing_plan_a_folder_and_another_suffix(engine, tmp_path):

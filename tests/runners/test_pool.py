@@ -106,8 +106,8 @@ def rtx(tmp_path, model, monkeypatch):
     monkeypatch.setattr(engines, "installed_version", lambda: VERSION)
     parity = {CARD.key: {"passed": True, "cosine": 1.0, "largest_error": 0.0}}
 
-    def rtx(backend="auto", frames=2, **options):
-        engine = write_engine(tmp_path, fingerprint=model.fingerprint, parity=parity, guided=False, frames=frames)
+    def rtx(backend="auto", frames=2, build="one", **options):
+        engine = write_engine(tmp_path, fingerprint=model.fingerprint, parity=parity, guided=False, frames=frames, sha256=build)
         double = Library(engine, model.load_unet(), **options)
         monkeypatch.setattr("latentsync_rtx.lipsync.runners.tensorrt_rtx.library", lambda: double)
         return runner_for(model, backend, device="cpu", folder=tmp_path, frames=frames), double
@@ -165,6 +165,14 @@ def test_an_engine_that_was_wished_for_is_not_replaced(rtx):
         with pytest.raises(EngineError, match="no"):
             runner.load()
     assert runner.size_bytes == 0
+
+
+def test_an_engine_that_failed_is_tried_again_once_it_was_built_again(rtx, model):
+    runner, _ = rtx(gives={"deserialize_cuda_engine": None}, says="no")
+    assert runner.spec.backend == "torch"
+    again, double = rtx(build="another")
+    assert again.recipe.identity == runner.recipe.identity and again != runner
+    assert again.spec.backend == "tensorrt_rtx" and double.deserialized == 1
 
 
 def test_an_engine_that_was_built_anew_under_a_name_is_not_the_one_that_was_chosen(rtx, model):

@@ -317,6 +317,16 @@ def test_weights_that_cannot_be_unloaded_go_with_the_engine(make, unet, device):
     assert runner.double.deserialized == 2
 
 
+def test_weights_of_a_plan_that_was_built_again_do_not_go_into_the_old_one(make, unet, device):
+    runner = make(sha256="one")
+    runner.predict(*inputs(device))
+    runner.unload()
+    make(sha256="another")  # the same identity: the same file
+    runner.double.contexts.clear()
+    assert_computes_the_network(runner, unet, device)
+    assert runner.double.deserialized == 2
+
+
 def test_streamed_weights_have_a_budget_and_go_with_the_engine(make, unet, device):
     runner = make(weight_streaming=True)
     assert_computes_the_network(runner, unet, device)
