@@ -14,7 +14,6 @@ from pathlib import Path
 import comfy.model_management
 import cv2
 import folder_paths
-from aiohttp import web
 
 from ..lipsync import face, weights
 from ..lipsync.clip import open_clip
@@ -43,8 +42,10 @@ def register(routes) -> None:
         routes.get(f"{PREFIX}/{name}")(functools.partial(_answered, answer))
 
 
-async def _answered(answer, request: web.Request) -> web.Response:
-    """What `answer(query)` gives, worked out beside the event loop; or {"error": for people}."""
+async def _answered(answer, request):
+    """What `answer(query)` gives, worked out beside the event loop; or {"error": for people}. request, response: aiohttp's."""
+    from aiohttp import web  # here: importing it changes the warning filters
+
     try:
         async with ONE_AT_A_TIME:
             return web.json_response(await asyncio.to_thread(answer, dict(request.query)))

@@ -1,6 +1,5 @@
 """Mel-frequency cepstra as SyncNet hears them: those of the package python_speech_features with its defaults."""
 import numpy as np
-from scipy.fft import dct
 
 RATE = 16000  # Hz
 LENGTH, HOP, N_FFT = 400, 160, 512  # samples: 25 ms, 10 ms
@@ -16,6 +15,8 @@ def mfcc(samples: np.ndarray) -> np.ndarray:
     Pre-emphasis of 0.97, rectangular windows (the last one filled up with zeros), power spectrum over 512, 26 triangles up to 8 kHz, log,
     DCT II (orthonormal), lifter of 22.
     """
+    from scipy.fft import dct  # here: importing scipy changes the warning filters
+
     samples = np.asarray(samples, np.float64)
     emphasised = np.append(samples[:1], samples[1:] - EMPHASIS * samples[:-1])
     count = 1 + max(0, -(-(len(samples) - LENGTH) // HOP))
