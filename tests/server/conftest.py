@@ -44,6 +44,21 @@ for name in ("connect", "connect_ex"):
 socket.getaddrinfo = watched(socket.getaddrinfo, lambda arguments: arguments[0])
 '''
 
+HELD = '''"""Tells at /held how many bytes each runner of the pack holds: [[back end, bytes], ...]."""
+import sys
+
+from aiohttp import web
+from server import PromptServer
+
+NODE_CLASS_MAPPINGS = {}
+
+
+@PromptServer.instance.routes.get("/held")
+async def held(request):
+    (pool,) = (module.POOL for name, module in list(sys.modules.items()) if name.endswith(".lipsync.runners.pool"))
+    return web.json_response([[key[0], runner.size_bytes] for key, runner in pool._runners.items()])
+'''
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -80,10 +95,14 @@ def start_server(tmp_path_factory) -> Iterator[Callable[..., Comfy]]:
 def comfy(start_server, face_files, media, tmp_path_factory) -> Comfy:
     """The server that most tests share, with ComfyUI's default cache, the face models in its models folder and `media` as its input.
 
-    `network_calls`: a file with a line for each call to another machine."""
+    `network_calls`: a file with a line for each call to another machine. /held: see HELD."""
     recorder = tmp_path_factory.mktemp("recorder")
     (recorder / "sitecustomize.py").write_text(RECORDER, encoding="utf-8")
-    started = start_server(environment={"PYTHONPATH": str(recorder), "NETWORK_CALLS": str(recorder / "calls")})
+    watcher = tmp_path_factory.mktemp("custom_nodes")
+    (watcher / "held").mkdir()
+    (watcher / "held" / "__init__.py").write_text(HELD, encoding="utf-8")
+    environment = {"PYTHONPATH": str(recorder), "NETWORK_CALLS": str(recorder / "calls")}
+    started = start_server(environment=environment, extra_model_paths={"custom_nodes": watcher})
     started.network_calls = recorder / "calls"
     started.network_calls.touch()
     shutil.copytree(face_files, started.server.base / "models" / "latentsync" / "face", dirs_exist_ok=True)
