@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..lipsync import gpu
 from ..lipsync.errors import LatentSyncError
 from .terminal import TerminalProgress
 
@@ -84,7 +85,7 @@ def _profiles(arguments) -> int:
 def _setup(arguments):
     from ..bench.cases import Setup
 
-    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = gpu.device_named(arguments.device)
     small = device.type == "cpu"
     return Setup(
         device=device,

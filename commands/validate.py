@@ -4,9 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
-from ..lipsync import compare
+from ..lipsync import compare, gpu
 from ..lipsync.clip import open_clip, read_audio
 from ..lipsync.errors import AudioError, MediaError
 from ..lipsync.runners.engines import find_engine
@@ -31,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     targets = [path for path in (arguments.json, arguments.png, arguments.strip) if path]
-    for path in targets:
-        if not path.absolute().parent.is_dir():
-            raise MediaError(f"cannot write {path}: there is no folder {path.absolute().parent}.")
+    check_targets(targets, [path for path in (arguments.a, arguments.b, arguments.audio) if path])
+    if arguments.max_frames is not None and arguments.max_frames < 1:
+        raise MediaError(f"--max-frames is {arguments.max_frames}: give at least 1, or leave it out for all frames.")
+    device = gpu.device_named(arguments.device)
     engine = find_engine(arguments.engine) if arguments.engine else None
     a, b = open_clip(arguments.a), open_clip(arguments.b)
     speech = None
@@ -51,16 +50,37 @@ def main(arguments: argparse.Namespace) -> int:
             resize=arguments.resize,
             max_frames=arguments.max_frames,
             engine=engine,
-            device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            device=device,
             progress=progress,
         )
     if arguments.json:
-        arguments.json.write_text(json.dumps(found.json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        save_json(arguments.json, found.json())
     for path, draw in ((arguments.png, found.plot), (arguments.strip, found.strip)):
         if path:
             save_png(path, draw())
     sys.stdout.write("\n".join([found.summary(), *map(str, targets)]) + "\n")
     return 0
+
+
+def check_targets(targets: list[Path], read: list[Path]) -> None:
+    """Raises MediaError for a file that cannot be written, is read, or would be written twice: before minutes of comparing."""
+    taken = {path.resolve(): "is one of the files to compare" for path in read}
+    for path in targets:
+        if not path.absolute().parent.is_dir():
+            raise MediaError(f"cannot write {path}: there is no folder {path.absolute().parent}.")
+        if path.is_dir():
+            raise MediaError(f"cannot write {path}: it is a folder. Give the name of a file.")
+        if why := taken.get(path.resolve()):
+            raise MediaError(f"cannot write {path}: it {why}. Give another name.")
+        taken[path.resolve()] = "is asked for twice"
+
+
+def save_json(path: Path, numbers: dict) -> None:
+    """Raises MediaError when it cannot be written."""
+    try:
+        path.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise MediaError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 def save_png(path: Path, picture) -> None:

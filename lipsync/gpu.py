@@ -1,5 +1,18 @@
-"""What is left of a GPU's memory."""
+"""Which device a job runs on, and what is left of a GPU's memory."""
 import torch
+
+from .errors import EngineError
+
+
+def device_named(name: str | None) -> torch.device:
+    """The device called `name`; None: the GPU if there is one. Raises EngineError for one that is not there."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise EngineError(f"{name!r} is no device: write cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EngineError(f"there is no device {name!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here. `cpu` is always there.")
+    return device
 
 
 def free_memory(device: torch.device) -> int:

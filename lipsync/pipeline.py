@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import audio as audio_stage
-from . import budget, denoise, face, folders, profiles, restore, sound, timeline, vae, weights
+from . import budget, denoise, face, folders, gpu, profiles, restore, sound, timeline, vae, weights
 from .clip import Clip, check_target, copies_sound, open_clip, read_audio
 from .crops import Crops
 from .errors import AudioError
@@ -165,7 +165,7 @@ def check(job: Job) -> Checked:
     """Refuse what can be refused before any model is loaded."""
     check_target(job.out, job.crf, job.encoder)
     check_settings(job)
-    device = torch.device(job.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = gpu.device_named(job.device)
     model = weights.find_model(job.model)
     speech = read_audio(job.audio)
     if speech is None:

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
 from .. import pipeline
 from ..crops import Crops
-from ..errors import EngineError, LatentSyncError
+from ..errors import EngineError, LatentSyncError, MediaError
 from ..pipeline import Checked, Job, Parts, Prepared
 from ..progress import Progress, silent
 from .results import DONE, FAILED
@@ -205,6 +206,7 @@ class Line:
     def prepare(self, job: Job, stages: Stages) -> Prepared:
         try:
             stages(0, 1, stage="check")
+            _make_folder(job.out.parent)
             checked = pipeline.check(job)
             with self.preparing.stream(checked.device):
                 return pipeline.prepare(checked, self.shelf.before(checked), stages)
@@ -251,6 +253,14 @@ class Line:
         for room in (self.preparing, self.drawing, self.writing):
             room.close()
         self.shelf.close()
+
+
+def _make_folder(folder: Path) -> None:
+    """For results. Raises MediaError when it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MediaError(f"cannot make the folder {folder}: {error.strerror or error}") from error
 
 
 def require_device(device: torch.device, error: Exception) -> None:

@@ -182,9 +182,12 @@ def _crops(result, name, count, progress) -> Iterator[np.ndarray | None]:
     boxes, pairs = result.boxes[name], result.pairs
     found = np.isfinite(boxes[:, 0])
     places = np.arange(len(boxes))
-    steady = np.stack([medfilt(np.interp(places, places[found], side[found]), SMOOTHING) for side in boxes.T], 1)
-    edge = SMOOTHING // 2  # a median over the zeros beyond the ends is none
-    steady[:edge], steady[-edge:] = steady[edge], steady[-edge - 1]
+    if len(boxes) < SMOOTHING:  # one median of all
+        steady = np.tile(np.nanmedian(boxes, 0), (len(boxes), 1))
+    else:
+        steady = np.stack([medfilt(np.interp(places, places[found], side[found]), SMOOTHING) for side in boxes.T], 1)
+        edge = SMOOTHING // 2  # a median over the zeros beyond the ends is none
+        steady[:edge], steady[-edge:] = steady[edge], steady[-edge - 1]
     clip = getattr(pairs, name)
     then = np.minimum((np.arange(count) * float(pairs.rate / syncnet.RATE)).astype(int), len(boxes) - 1)
     with contextlib.closing(clip.frames_at(frames_in_time(clip, syncnet.RATE, count))) as frames:

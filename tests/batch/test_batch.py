@@ -45,6 +45,15 @@ def test_each_job_is_what_it_would_be_alone_and_has_a_line(media, jobs_file, tmp
     assert not list((tmp_path / "temp").glob("*")) and not list((tmp_path / "blocks").glob("*")) and not list(tmp_path.glob("*.part"))
 
 
+def test_folders_for_results_are_made(media, jobs_file, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    jobs = jobs_file({**media("a", 3), "out": "new/deep/a.mp4"}, {**media("b", 3), "out": "taken/b.mp4"})
+    assert batch(jobs) == 1
+    assert len(list(frames_of(tmp_path / "new" / "deep" / "a.mp4"))) == 3
+    told_of = {line["line"]: line for line in told(tmp_path / "jobs.results.jsonl")}
+    assert told_of[2]["error"]["type"] == "MediaError" and "cannot make the folder" in told_of[2]["error"]["message"]
+
+
 def test_a_failed_job_stops_no_other(media, jobs_file, tmp_path, capsys, monkeypatch):
     class Odd(StubRunner):
         def predict(self, sample, timestep, audio, check=lambda: None):

@@ -30,6 +30,13 @@ def test_writes_numbers_and_pictures(tmp_path, capsys):
         (lambda folder: [folder / "a.mp4", "--audio", folder / "a.mp4"], "has no sound"),
         (lambda folder: [folder / "a.mp4", "--json", folder / "nowhere" / "out.json"], "there is no folder"),
         (lambda folder: [folder / "a.mp4", "--engine", "none.plan"], "none"),
+        (lambda folder: [folder / "a.mp4", "--json", folder], "it is a folder"),
+        (lambda folder: [folder / "a.mp4", "--png", folder / "a.mp4"], "one of the files to compare"),
+        (lambda folder: [folder / "a.mp4", "--audio", folder / "speech.wav", "--json", folder / "speech.wav"], "one of the files to compare"),
+        (lambda folder: [folder / "a.mp4", "--png", folder / "x.png", "--strip", folder / "x.png"], "asked for twice"),
+        (lambda folder: [folder / "a.mp4", "--max-frames", 0], "at least 1"),
+        (lambda folder: [folder / "a.mp4", "--device", "cuda:99"], "cuda:99"),
+        (lambda folder: [folder / "a.mp4", "--device", "gpu"], "'gpu' is no device"),
     ],
 )
 def test_says_what_is_wrong_in_one_line(tmp_path, capsys, make, why):

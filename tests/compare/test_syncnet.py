@@ -1,4 +1,6 @@
 """SyncNet: its ears, its shape, and how an offset follows from it."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +98,16 @@ def test_crop_is_around_the_face_and_a_little_lower():
     # 280 px become 224: the face is 160 px of them, in the middle across, from the very top down
     assert (np.ptp(rows), np.ptp(columns)) == pytest.approx((159, 159), abs=1)
     assert columns.min() == pytest.approx(32, abs=1) and rows.min() == pytest.approx(16, abs=17)
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 20])
+def test_a_short_clip_has_crops_too(count):
+    clip = open_clip(torch.full((count, 64, 64, 3), 0.5), 10)
+    boxes = np.tile([20.0, 20, 40, 40], (count, 1))
+    boxes[count // 2 + 1 :] = np.nan
+    result = SimpleNamespace(pairs=compare.pairs.Pairs(clip, clip), boxes={"a": boxes})
+    crops = list(compare.compare._crops(result, "a", count * 5 // 2, lambda *_, **__: None))
+    assert len(crops) == count * 5 // 2 and crops[0].min() in (127, 128) and np.ptp(crops[0]) == 0
 
 
 def test_weights_in_their_place_are_used(weights, talking, detector, tmp_path, monkeypatch):
