@@ -1,9 +1,12 @@
 """What runs the network, on a real server without a GPU: what is chosen and said, what a build refuses, what /free gives back."""
+import json
+import shutil
 import time
 
 import numpy as np
 import pytest
 from comfy_client import Refused, as_images, pictures_of
+from latentsync_rtx.tests.runners.doubles import write_engine
 
 WAIT_SECONDS = 30  # /free is done by the thread that runs prompts, a moment later
 
@@ -70,6 +73,21 @@ def test_an_impossible_choice_says_so(comfy, inputs, words):
     finished = comfy.run(load_only(**inputs))
     assert (finished.status, finished.failure["node_type"]) == ("error", "LatentSyncEngineLoad")
     assert words in finished.failure["exception_message"]
+
+
+def test_engines_are_listed_with_their_size_and_a_damaged_one_is_not(comfy):
+    folder = comfy.server.base / "models" / "latentsync" / "engines"
+    good, damaged = write_engine(folder), write_engine(folder, frames=2)
+    damaged.path.with_suffix(".json").write_text(json.dumps({**damaged.manifest, "plan_bytes": None}))
+    try:
+        options = comfy.get("/object_info/LatentSyncEngineLoad")["LatentSyncEngineLoad"]["input"]["required"]["engine_file"][1]["options"]
+        assert options == ["best match", f"{good.path.name} (0.00 GB)"]
+        finished = comfy.run(load_only(engine_file=good.label))
+        assert finished.status == "success"
+        refused = comfy.run(load_only(engine_file=damaged.path.name))
+        assert "is damaged: plan_bytes cannot be None" in refused.failure["exception_message"]
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("workflow", [load_only(back_end="cuda"), build_only(frames=25), build_only(resolution="300"), build_only(targets="all")])
