@@ -3,8 +3,10 @@ import argparse
 import sys
 
 from ..lipsync.batch import DONE, Results, open_jobs, read_jobs, results_path, run_batch
+from ..lipsync.errors import LatentSyncError
 from .terminal import TerminalProgress
 
+CLUSTER = "address", "workers", "cpus", "split_seconds"  # options of Ray
 HELP = "lip-sync many videos: one JSON object a line, with the fields that `run` has as options"
 
 
@@ -20,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    check_cluster(arguments)
     entries = read_jobs(arguments.jobs)
     results = Results(arguments.results or results_path(arguments.jobs))
     jobs = open_jobs(entries, results)
@@ -43,8 +46,18 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def check_cluster(arguments: argparse.Namespace) -> None:
+    """Raises LatentSyncError for options of --ray without it, and for numbers that are none of workers, cores or seconds."""
+    for name in CLUSTER:
+        value, option = getattr(arguments, name), f"--{name.replace('_', '-')}"
+        if value is not None and not arguments.ray:
+            raise LatentSyncError(f"{option} is for Ray: add --ray, or leave it out.")
+        if not isinstance(value, str | None) and not value > 0:
+            raise LatentSyncError(f"{option} is {value:g}, but must be more than 0.")
+
+
 def _on_ray(arguments: argparse.Namespace, jobs, results, tell) -> int:
     from ..lipsync.batch.cluster import run_on_ray
 
-    options = {name: getattr(arguments, name) for name in ("address", "workers", "cpus", "split_seconds")}
+    options = {name: getattr(arguments, name) for name in CLUSTER}
     return run_on_ray(jobs, results, told=tell, **options)

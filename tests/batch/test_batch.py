@@ -54,6 +54,15 @@ def test_folders_for_results_are_made(media, jobs_file, tmp_path):
     assert told_of[2]["error"]["type"] == "MediaError" and "cannot make the folder" in told_of[2]["error"]["message"]
 
 
+@pytest.mark.parametrize("options, why", [
+    (["--workers", "2"], "add --ray"), (["--ray", "--workers", "0"], "--workers is 0"), (["--ray", "--cpus", "-1"], "--cpus is -1"),
+    (["--ray", "--split-seconds", "nan"], "--split-seconds is nan"),
+])  # fmt: skip
+def test_options_of_ray_that_cannot_be_are_refused(options, why, media, jobs_file, tmp_path, capsys):
+    assert commands.main(["batch", str(jobs_file(media("a", 3))), *options]) == 1
+    assert why in capsys.readouterr().err and not (tmp_path / "jobs.results.jsonl").exists()
+
+
 def test_a_failed_job_stops_no_other(media, jobs_file, tmp_path, capsys, monkeypatch):
     class Odd(StubRunner):
         def predict(self, sample, timestep, audio, check=lambda: None):
