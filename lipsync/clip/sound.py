@@ -22,7 +22,9 @@ _GAP = 0.015  # seconds between two packets: less than any coder's packet, more 
 _OFFSET = 0.01  # seconds between the starts of sound and pictures that nobody sees
 _LONGEST_OFFSET = 60.0  # seconds: more is a broken clock
 _SILENCE = 600.0  # seconds: a longer gap is a broken clock too
+_RESET = 0.2  # seconds backwards between two packets: recordings joined end to end, each with a clock of its own
 _BELIEVED = 600.0  # seconds: headers promise anything; longer sound makes its room as it comes
+_MANY_CHANNELS = 8  # from here on PyAV (to 18 at least) reads past the end of a planar frame's list of planes, and the process dies
 _RELEASE = 1 << 18  # samples between two releases of a waveform in a file
 _AAC_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1(back)", 8: "7.1"}
@@ -49,7 +51,7 @@ def read_audio(source: "str | os.PathLike | io.BytesIO | Media") -> dict | None:
             return None
         start = _start_of_pictures(container)
         rate, track, begun, end = 0, None, 0.0, None
-        for frame in _in_one_format(_decoded(media, container, stream)):
+        for frame in _interleaved(_in_one_format(_decoded(media, container, stream))):
             rate = frame.sample_rate
             samples = _as_float(frame)
             time = frame.time if frame.time is not None else end or 0.0
@@ -147,6 +149,19 @@ def _in_one_format(frames: Iterator[av.AudioFrame]) -> Iterator[av.AudioFrame]:
             yield from convert.resample(frame)
 
 
+def _interleaved(frames: Iterator[av.AudioFrame]) -> Iterator[av.AudioFrame]:
+    """Frames of many channels, channel beside channel; not a sample changes. See _MANY_CHANNELS."""
+    converters = {}
+    for frame in frames:
+        if not frame.format.is_planar or len(frame.layout.channels) < _MANY_CHANNELS:
+            yield frame
+            continue
+        kind = frame.format.packed.name, frame.layout.name, frame.sample_rate
+        if kind not in converters:
+            converters[kind] = av.AudioResampler(*kind)
+        yield from converters[kind].resample(frame)
+
+
 def _as_float(frame: av.AudioFrame) -> np.ndarray:
     """float32 [channels, samples], full scale 1."""
     samples = frame.to_ndarray()
@@ -169,11 +184,14 @@ class EncodedSound:
         if channels != len(self._samples):
             log.warning("the sound has %d channels, written as their mean: 8 at most are possible", len(self._samples))
         self._layout = _LAYOUTS[channels]
-        self._done, self._convert, self._form = 0, None, "fltp"
+        self._done, self._convert, self._form = 0, None, "flt"  # interleaved, see _MANY_CHANNELS; the encoder takes it apart
         if lossless:
-            codec, self._form = ("alac", "s32p") if container.format.name == "mov" else ("flac", "s32")
+            codec, form = ("alac", "s32p") if container.format.name == "mov" else ("flac", "s32")
+            self._form = "s32"
+            if codec == "alac" and channels == 8:
+                self._layout = "7.1(wide)"  # it knows no other eight
             self.stream = container.add_stream(codec, rate=self._rate, layout=self._layout)
-            self.stream.codec_context.format = self._form
+            self.stream.codec_context.format = form
             return
         rate = min((rate for rate in _AAC_RATES if rate >= self._rate), default=_AAC_RATES[-1])
         if rate != self._rate:
@@ -206,10 +224,9 @@ class EncodedSound:
         if len(block) not in _LAYOUTS:
             block = block.mean(0, keepdim=True)
         block = block.nan_to_num(0.0).clamp(-1, 1).contiguous().numpy()
-        if self._form != "fltp":
-            block = (block * 2.0**23).round().clip(-(2**23), 2**23 - 1).astype(np.int32) << 8
         if self._form == "s32":
-            block = np.ascontiguousarray(block.T).reshape(1, -1)
+            block = (block * 2.0**23).round().clip(-(2**23), 2**23 - 1).astype(np.int32) << 8
+        block = np.ascontiguousarray(block.T).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(block, format=self._form, layout=self._layout)
         frame.sample_rate, frame.pts, frame.time_base = self._rate, self._done, Fraction(1, self._rate)
         self._done = end
@@ -247,7 +264,6 @@ class CopiedSound:
         self._ticks = stream.time_base
         self._shift = round(start / self._ticks)
         self._codec = stream.codec_context.name
-        self._last_dts = None
         self._usual = 0  # duration of the packet before, in ticks
         self._packets = self._moved(self._source.demux(stream))
         self._next = next(self._packets, None)
@@ -296,13 +312,19 @@ class CopiedSound:
         self._source.close()
 
     def _moved(self, packets: Iterator[av.Packet]) -> Iterator[av.Packet]:
+        last = expected = None  # the packet before: its time, and where it ends
         with contextlib.suppress(av.FFmpegError, OSError):  # a damaged end: what is there is kept
             for packet in packets:
                 if not packet.size or packet.pts is None:
                     continue
                 packet.pts -= self._shift
                 packet.dts = packet.dts - self._shift if packet.dts is not None else packet.pts
-                if self._last_dts is not None and packet.dts <= self._last_dts:
+                if expected is not None and not -_RESET < (packet.dts - expected) * self._ticks < _SILENCE:  # the clock was set anew: go on
+                    jump = packet.dts - expected
+                    self._shift += jump
+                    packet.pts, packet.dts = packet.pts - jump, packet.dts - jump
+                elif last is not None and packet.dts <= last:
                     continue
-                self._last_dts = packet.dts
+                last, usual = packet.dts, packet.duration or (packet.dts - last if last is not None else 0)
+                expected = last + usual
                 yield packet

@@ -30,6 +30,7 @@ _STEADY = 0.4  # of a frame: timestamps that stray less from k/rate are a consta
 _ROUNDED = 0.1  # of a frame: what rounding explains, where a rate that people use and the measured one differ by next to nothing
 _EPSILON = 0.004  # seconds: how late a timestamp may be and still count for a tick; a quarter of a frame at most
 _BROKEN_CLOCK = 600  # seconds between two pictures: a counter that wrapped around or was reset, not a clip
+_RESET = 0.2  # seconds backwards between two packets as they are stored: recordings joined end to end, each with a clock of its own
 _WORTH_A_SEEK = 24  # frames that are sooner decoded than sought past
 _MOST_THREADS = 8  # each holds a frame
 _SPILL_MEMORY = 64 << 20
@@ -96,7 +97,7 @@ class VideoClip(Clip):
         return first
 
     def _make_index(self, known: list[Fraction]) -> _Index:
-        stamps, keys, durations = [], [], {}
+        stamps, keys, durations, stored = [], [], {}, []
         with self.media.open() as container:
             stream = picture_stream(container)
             ticks, reordered = stream.time_base, stream.codec_context.has_b_frames
@@ -105,6 +106,7 @@ class VideoClip(Clip):
                     if packet.size == 0 or packet.is_discard:  # the end; or cut off by an edit list: the decoder drops it too
                         continue
                     stamps.append(packet.pts)
+                    stored.append(packet.dts)
                     durations[packet.pts] = packet.duration or 0
                     if packet.is_keyframe:
                         keys.append(len(stamps) - 1)
@@ -112,7 +114,9 @@ class VideoClip(Clip):
                 log.warning("%s is damaged after %d frames (%s): what follows is left out", self.name, len(stamps), reason(error))
         order = np.unique(np.array([stamp for stamp in stamps if stamp is not None], np.int64))
         broken = not len(order) or len(order) < 0.9 * len(stamps) or np.diff(order).max(initial=0) * ticks > _BROKEN_CLOCK
-        if broken or (reordered and not self._in_order()):
+        stored = np.array([stamp for stamp in stored if stamp is not None], np.int64)
+        joined = np.diff(stored).min(initial=0) * ticks < -_RESET
+        if broken or joined or (reordered and not self._in_order()):
             log.info("%s has no usable timestamps: its frames are counted", self.name)
             return _Index(np.arange(max(1, len(stamps))) / float(next(iter(known), 25)), None, np.zeros(1, np.int64), 0.0)
         ordinals = np.searchsorted(order, np.array([stamps[key] for key in keys if stamps[key] is not None], np.int64))

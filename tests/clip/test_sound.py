@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from latentsync_rtx.lipsync import mapped
-from latentsync_rtx.lipsync.clip import ClipWriter, copies_sound, read_audio, sound
+from latentsync_rtx.lipsync.clip import ClipWriter, copies_sound, open_clip, read_audio, sound
 from latentsync_rtx.lipsync.errors import AudioError, MediaError, ShapeError
 
 
@@ -112,12 +112,12 @@ def test_damaged_sound_is_passed_over(tmp_path, media, caplog):
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 44100, 48000, 96000])
-@pytest.mark.parametrize("channels", [1, 2, 6])
+@pytest.mark.parametrize("channels", [1, 2, 6, 8])
 def test_audio_keeps_its_rate_and_channels(tmp_path, media, rate, channels):  # F19
     waveform = torch.from_numpy(media.tone(1.0, rate, channels))[None]
     audio = read_audio(write(tmp_path / "a.mp4", audio={"waveform": waveform, "sample_rate": rate}))
     assert audio["sample_rate"] == rate and audio["waveform"].shape[:2] == (1, channels)
-    low = channels - 1 if channels == 6 else channels  # the last of 5.1 in AAC order is low-passed in our tone's range
+    low = channels - 1 if channels >= 6 else channels  # the last of 5.1 in AAC order is low-passed in our tone's range
     assert same_tones(waveform[:, :min(low, 3)], audio["waveform"][:, :min(low, 3)])
     assert sound_seconds(tmp_path / "a.mp4") == pytest.approx(1.0, abs=1e-3)
 
@@ -234,7 +234,7 @@ def test_sound_and_pictures_alternate_in_the_file(tmp_path, media):
 
 
 @pytest.mark.parametrize(("suffix", "codec"), [("mp4", "flac"), ("mkv", "flac"), ("mov", "alac")])
-@pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (44100, 2), (48000, 6), (96000, 2)])
+@pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (44100, 2), (48000, 6), (48000, 8), (96000, 2)])
 def test_lossless_sound_is_the_audio_to_the_bit(tmp_path, media, suffix, codec, rate, channels):  # F19
     samples = np.random.default_rng(0).integers(-(2**23), 2**23, (channels, rate)).astype(np.float32) / 2**23
     path = write(tmp_path / f"a.{suffix}", audio={"waveform": torch.from_numpy(samples)[None], "sample_rate": rate}, lossless=True)
@@ -249,6 +249,26 @@ def test_lossless_sound_is_as_long_as_the_pictures(tmp_path):
     assert len(kept) == 16000 and (kept == 0.5).all()
     kept = read_audio(write(tmp_path / "b.mp4", frames=50, audio=given, lossless=True))["waveform"][0, 0]
     assert len(kept) == 32000 and (kept[:24000] == 0.5).all() and not kept[24000:].any()
+
+
+def joined(path, media):
+    """Two recordings of 1.2 s end to end, the second's clock half a frame after the first's start."""
+    for name, late in (("a", 0), ("b", 20)):
+        media.make_clip(path.with_name(f"{name}.ts"), 30, times=[late + 40 * k for k in range(30)], ticks=Fraction(1, 1000), first=30 * (name == "b"),
+                        options={"bf": "0"}, sound=1.2, sound_rate=48000)
+    path.write_bytes(path.with_name("a.ts").read_bytes() + path.with_name("b.ts").read_bytes())
+    return path
+
+
+def test_recordings_joined_end_to_end(tmp_path, media):
+    """Nothing of the second is lost, neither pictures nor sound, read or copied."""
+    path = joined(tmp_path / "ab.ts", media)
+    clip = open_clip(path)
+    assert clip.rate == 25 and media.numbers(clip.frames()) == list(range(60))
+    assert read_audio(path)["waveform"].shape[-1] / 48000 == pytest.approx(2.4, abs=0.1)
+    copied = write(tmp_path / "copy.mp4", frames=75, audio=path)
+    assert len(packets(copied)) == len(packets(path))
+    assert sound_seconds(copied) == pytest.approx(2.4, abs=0.1)
 
 
 def test_what_can_be_copied_is_told(tmp_path):
