@@ -129,6 +129,8 @@ class Passage:
 
     def into(self, room: Room, place: object | None = None) -> Room:
         """Out of the room that the job is in when the next is free, and not sooner: no more than one job waits with its files."""
+        if room is self._room:  # as a worker that looked at the blocks and found too few to share
+            return room
         place = place or room.queue()
         try:
             room.enter(place, self.line.stopping)

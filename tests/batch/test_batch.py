@@ -14,6 +14,7 @@ from latentsync_rtx import commands
 from latentsync_rtx.lipsync import pipeline
 from latentsync_rtx.lipsync.batch import Results, open_jobs, read_jobs, results_path, run_batch
 from latentsync_rtx.lipsync.batch.line import Line, Stages
+from latentsync_rtx.lipsync.batch.worker import Worker
 from latentsync_rtx.tests.small_jobs import StubRunner, frames_of, parts
 
 from .conftest import told
@@ -208,3 +209,14 @@ def test_a_stopped_batch_leaves_nothing_partial_and_goes_on(media, jobs_file, tm
     assert len(told(tmp_path / "jobs.results.jsonl")) == 3
     clean = pipeline.run(pipeline.Job(**{**vars(read_jobs(jobs)[1].job), "out": tmp_path / "clean.mp4", "resume": False}), parts=parts())
     assert same(tmp_path / "b.out.mp4", clean.path)
+
+
+def test_a_clip_too_short_to_be_shared_out_is_done_whole(media, jobs_file):
+    (entry,) = read_jobs(jobs_file(media("a", 20)))
+    worker = Worker("latentsync_rtx.tests.small_jobs:parts", split_seconds=5)
+    waiting = threading.Timer(60, worker.stop)  # a job that waits for itself
+    waiting.start()
+    report = worker.run(entry.given)
+    waiting.cancel()
+    worker.stop()
+    assert (report["status"], report["frames"]) == ("done", 20) and entry.job.out.exists()
