@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from comfy_client import as_images, pictures_of
 
-BLOCK = '''"""Makes the machine look as if TensorRT-RTX and cuda-python had never been installed."""
+BLOCK = '''"""Makes the machine look as if TensorRT-RTX had never been installed."""
 import sys
 from importlib.machinery import PathFinder
 
