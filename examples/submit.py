@@ -304,8 +304,14 @@ def refusal(content: dict, workflow: dict) -> str:
     lines = ["the server refuses the workflow:"]
     for node, found in content["node_errors"].items():
         title = workflow_title(workflow.get(node, found))
-        lines += [f"  {title}: {reason['message']}: {reason['details']}" for reason in found["errors"]]
+        lines += dict.fromkeys(f"  {title}: {_reason(told)}" for told in found["errors"])
     return "\n".join(lines)
+
+
+def _reason(told: dict) -> str:
+    """A node's own check is told again for each input that it looks at."""
+    own = told["details"].partition(" - ")[2] if told.get("type") == "custom_validation_failed" else ""
+    return own or f"{told['message']}: {told['details']}"
 
 
 def change(text: str) -> tuple[str, str, object]:
