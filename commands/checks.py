@@ -135,8 +135,10 @@ def tensorrt_rtx() -> Iterator[Finding]:
 def comfyui() -> Iterator[Finding]:
     root = folders.comfyui_root()
     if not (root / "folder_paths.py").is_file():
+        told = os.environ.get("COMFYUI_PATH")
+        where = f"COMFYUI_PATH is {told!r}, where no ComfyUI is" if told else "not found"
         do = "set COMFYUI_PATH to its folder, or put this pack into its custom_nodes"
-        yield Finding("ComfyUI", NOTE, f"not found; models are looked for in {root / 'models'}", do)
+        yield Finding("ComfyUI", NOTE, f"{where}; models are looked for in {root / 'models'}", do)
         return
     told = root / "comfyui_version.py"
     number = re.search(r'__version__\s*=\s*"([\d.]+)', told.read_text(encoding="utf-8")) if told.is_file() else None

@@ -28,7 +28,7 @@ class LatentSyncEngineLoad(io.ComfyNode):
                     "back_end",
                     options=list(BACKENDS),
                     default=BACKENDS[0],
-                    tooltip="'auto' takes a valid engine for this GPU, else PyTorch, and says why in the log.",
+                    tooltip="'auto' takes a valid engine for this GPU, else PyTorch; the node and the log say why.",
                 ),
                 io.Combo.Input(
                     "engine_file",

@@ -23,13 +23,16 @@ SPLIT = "\n---\n"  # in a text: what stands before it comes before the tables, t
 WORDS = {
     "en": {"inputs": "Inputs", "outputs": "Outputs", "name": "name", "kind": "kind, default", "what": "what it does", "wire": "wire",
            "optional": "optional", "advanced": "advanced",
-           "where": "Advanced inputs: right-click the node, Show Advanced.", "to": "to", "switch": "on or off", "text": "text"},
+           "where": "Advanced inputs: right-click the node, Show Advanced.", "to": "to", "switch": "on or off", "text": "text",
+           "files": "your files"},
     "zh": {"inputs": "输入", "outputs": "输出", "name": "名称", "kind": "类型与默认值", "what": "作用", "wire": "连线",
            "optional": "可不接", "advanced": "高级",
-           "where": "高级输入：右键点击节点，选择 Show Advanced。", "to": "至", "switch": "开关", "text": "文字"},
+           "where": "高级输入：右键点击节点，选择 Show Advanced。", "to": "至", "switch": "开关", "text": "文字",
+           "files": "本机的文件"},
     "ja": {"inputs": "入力", "outputs": "出力", "name": "名前", "kind": "種類と既定値", "what": "働き", "wire": "配線",
            "optional": "省略可", "advanced": "詳細",
-           "where": "詳細項目：ノードを右クリックして Show Advanced を選びます。", "to": "～", "switch": "オン・オフ", "text": "文字"},
+           "where": "詳細項目：ノードを右クリックして Show Advanced を選びます。", "to": "～", "switch": "オン・オフ", "text": "文字",
+           "files": "この PC のファイル"},
 }
 
 SCRIPT = """
@@ -157,7 +160,7 @@ def _kind(one: dict, word: dict) -> str:
     if kind == "COMBO":
         dynamic = one["id"] in ("checkpoint", "vae", "engine_file")  # lists of files, others on each machine
         chosen = one["options"][0] if default is None and not dynamic else default
-        parts = [f"`{chosen}`" if dynamic and chosen else "" if dynamic else " · ".join(_choice(option, chosen) for option in one["options"])]
+        parts = [f"`{chosen}`" if dynamic and chosen else word["files"] if dynamic else " · ".join(_choice(option, chosen) for option in one["options"])]
     elif kind == "BOOLEAN":
         parts = [word["switch"], "**on**" if default else "**off**"]
     elif kind in ("INT", "FLOAT"):

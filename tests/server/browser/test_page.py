@@ -1,4 +1,6 @@
 """What a person does in the editor: opens our templates, runs them, picks a face, asks for an engine and thinks better of it."""
+from itertools import pairwise
+
 import demo_media
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from comfy_client import CLIP, SPEECH
 from latentsync_rtx.lipsync.weights import DEMO
 
 TWO = "two faces.mp4"
+TITLE = 220, 148  # px: in the title of the node that the editor is focused on
 FAST = {"steps": 1, "guidance": 1.0, "release_runner": False}
 
 
@@ -49,6 +52,25 @@ def test_five_inputs_are_all_that_a_person_fills(editor):
     names = "(one => [one.inputs.map(input => input.name), one.widgets.map(widget => widget.name)])"
     shown = editor.page.evaluate(f"{names}(app.graph.nodes.find(one => one.subgraph))")
     assert shown == [["video", "speech", "checkpoint", "resolution", "seed"], ["checkpoint", "resolution", "seed"]]
+
+
+def test_advanced_inputs_come_with_the_menu(editor):
+    editor.open("?template=lipsync&source=latentsync-rtx")
+    editor.page.wait_for_function("app.graph.nodes.length > 3")
+    node = "app.graph.nodes.find(one => one.type === 'LatentSyncDenoise')"
+    hidden = f"(() => {{ const node = {node}; return node.widgets.filter(one => !node.isWidgetVisible(one)).map(one => one.name); }})()"
+    assert editor.page.evaluate(hidden) == ["release_runner", "silence_db", "resume"]
+    editor.focus("LatentSyncDenoise")
+    editor.shot("advanced-hidden")
+    rows = f"{node}.widgets.filter(one => !one.advanced).map(one => one.y)"
+    assert len({after - before for before, after in pairwise(editor.page.evaluate(rows))}) == 1, "no gaps"
+    editor.page.mouse.click(*TITLE, button="right")
+    editor.settle(0.6)
+    editor.shot("advanced-menu")
+    editor.page.get_by_text("Show Advanced").click()
+    assert editor.page.evaluate(hidden) == []
+    editor.settle()
+    editor.shot("advanced-shown")
 
 
 def test_a_click_picks_the_face(editor, comfy):
