@@ -24,6 +24,7 @@ WINDOW = np.arange(-4, 6)  # steps around a video frame's own that it reads
 FADE = 100  # steps of cross-fade in the middle of what two windows share (10 s or more), so either has at least 4 s of context there
 SILENCE_DB = -120.0  # level of digital zero
 QUIETEST = 2.0  # log-mel lies within so much of its loudest value (Whisper's floor of 8 in log10, over 4)
+NOTHING = -1.5  # log-mel of digital zero: log10 of the least power that Whisper knows, 1e-10, plus 4, over 4
 THRESHOLD_DB, FADE_SECONDS = -50.0, 0.2  # what counts as silence, and how long the mouth takes to come to rest
 
 
@@ -156,7 +157,7 @@ def extract(
 
     try:
         progress(0, len(starts), stage="audio")
-        quiet = hear((mel.max() - QUIETEST).expand(N_MELS, 2 * size))
+        quiet = hear((mel.max() - QUIETEST).clamp(min=NOTHING).expand(N_MELS, 2 * size))
         for done, start in enumerate(starts):
             new = hear(mel[:, 2 * start : 2 * (start + size)])[: length - start]
             shared = starts[done - 1] + size - start if done else 0

@@ -1,4 +1,5 @@
 """All stages in a row, for use without ComfyUI. In a graph, the nodes call the same stages one by one."""
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ from . import audio as audio_stage
 from . import budget, denoise, face, folders, gpu, profiles, restore, sound, timeline, vae, weights
 from .clip import Clip, check_target, copies_sound, open_clip, read_audio
 from .crops import Crops
-from .errors import AudioError
+from .errors import AudioError, LatentSyncError
 from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
 from .face.identity import check_choice
 from .journal import Journal
@@ -156,6 +157,11 @@ def check_settings(job: Job) -> None:
     profiles.choose(job.profile, job.steps).plan(job.guidance)
     check_silence(job.silence)
     check_choice(job.face)
+    if not -(2**63) <= job.seed < 2**64:
+        raise LatentSyncError(f"the seed {job.seed} is too large: 64 bits are possible, -2**63 to 2**64 - 1")
+    for name in ("guidance", "silence_db", "face_time", "min_score", "min_size"):
+        if math.isnan(getattr(job, name)):
+            raise LatentSyncError(f"{name} is no number")
     for name, choices in CHOICES.items():
         if getattr(job, name) not in choices:
             raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(job, name)!r}")

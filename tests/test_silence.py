@@ -69,6 +69,14 @@ def test_silence_is_what_the_encoder_makes_of_nothing(features):
     assert torch.allclose(features.silent_tokens([50], 25), features.tokens([50], 25), atol=1e-4)
 
 
+@pytest.mark.parametrize("level", [0, 1e-6, 1e-4, 1e-2])
+def test_however_quiet_the_sound_its_silence_is_digital_zero(level):
+    """A sound's floor is 80 dB below its loudest, yet nothing is quieter than nothing: the network would hear what it never heard."""
+    samples = level * torch.from_numpy(bursts(2.0, ((0.0, 1.0),))).float() / 32768
+    quiet = extract({"waveform": samples[None, None], "sample_rate": 16000}, StubEncoder())
+    assert torch.allclose(quiet.silent_tokens([40], 25), quiet.tokens([40], 25), atol=1e-4)
+
+
 def test_keep_draws_nothing_there_and_fades_into_the_clips_own(features, plan, track):
     kept = with_silence(plan, features, "keep")
     redrawn = kept.redrawn(track.found)

@@ -92,6 +92,8 @@ class VideoClip(Clip):
     def _first_picture(self, container, stream) -> av.VideoFrame:
         with contextlib.closing(_decoded(container, stream)) as frames:
             first = next(frames, None)
+        if first is None and "webp" in container.format.name:
+            raise self.media.cannot_open("FFmpeg cannot decode animated WebP; make it a GIF, an APNG or a film")
         if first is None:
             raise self.media.cannot_open("none of its pictures can be decoded")
         return first

@@ -245,6 +245,12 @@ def test_names_of_files(tmp_path, media, name, monkeypatch):  # F27
     assert read_audio(name) is not None
 
 
+def test_animated_webp_says_what_to_do(tmp_path, media):
+    path = media.make_clip(tmp_path / "a.webp", 4, codec="libwebp_anim", pix_fmt="bgra")
+    with pytest.raises(MediaError, match="cannot decode animated WebP; make it a GIF"):
+        open_clip(path)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_pipe_is_refused_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.mp4")
