@@ -229,6 +229,8 @@ def _quality(setup, job, film, detector, missing, progress) -> dict:
 
 def _models(setup, which: str) -> Models:
     """Raises ModelFileError where real weights are asked for and missing."""
+    if setup.small and which == "real":
+        raise LatentSyncError("the real weights take hours without a GPU: --weights auto runs a small network here.")
     if setup.small or which == "random":
         size = "a tiny network with random weights" if setup.small else "seeded random weights of the full sizes: times are real, mouths are noise"
         return _random(setup, f"models: {size}")

@@ -10,7 +10,7 @@ import torch
 
 from . import audio as audio_stage
 from . import budget, denoise, face, folders, gpu, profiles, restore, sound, timeline, vae, weights
-from .clip import Clip, check_target, copies_sound, open_clip, read_audio
+from .clip import Clip, check_format, check_target, copies_sound, open_clip, read_audio
 from .crops import Crops
 from .errors import AudioError, LatentSyncError
 from .face import MIN_SCORE, MIN_SIZE, SMOOTHINGS
@@ -155,6 +155,7 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
 def check_settings(job: Job) -> None:
     """Raises what is wrong with the settings by themselves, no file looked at: LatentSyncError, ValueError."""
     profiles.choose(job.profile, job.steps).plan(job.guidance)
+    check_format(job.out, job.crf, job.encoder)
     check_silence(job.silence)
     check_choice(job.face)
     if not -(2**63) <= job.seed < 2**64:

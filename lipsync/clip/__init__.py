@@ -4,9 +4,9 @@ from .colour import Look
 from .read import TensorClip, open_clip
 from .sound import read_audio
 from .video import VideoClip
-from .write import ENCODERS, ClipWriter, check_target, copies_sound, partials
+from .write import ENCODERS, ClipWriter, check_format, check_target, copies_sound, partials
 
 __all__ = [
-    "ENCODERS", "Clip", "ClipWriter", "Look", "TensorClip", "VideoClip", "as_rate", "check_target", "copies_sound", "open_clip", "partials",
+    "ENCODERS", "Clip", "ClipWriter", "Look", "TensorClip", "VideoClip", "as_rate", "check_format", "check_target", "copies_sound", "open_clip", "partials",
     "read_audio",
 ]

@@ -235,8 +235,7 @@ def check_target(path: str | os.PathLike, crf: float = 18, encoder: str = "auto"
     """Raises MediaError unless a clip can be written to `path`: a known kind of file, in a folder that is there and takes new files. For
     whoever has long work to do before."""
     path = Path(path).absolute()
-    _format_of(path, crf)
-    _require_known(encoder)
+    check_format(path, crf, encoder)
     if not path.parent.is_dir():
         raise MediaError(f"the folder of {path} does not exist: create it, or choose another place")
     try:
@@ -245,6 +244,12 @@ def check_target(path: str | os.PathLike, crf: float = 18, encoder: str = "auto"
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise MediaError(f"cannot write {path}: {reason(error)}") from error
+
+
+def check_format(path: str | os.PathLike, crf: float = 18, encoder: str = "auto") -> None:
+    """The part of `check_target` that looks at no disk."""
+    _format_of(Path(path), crf)
+    _require_known(encoder)
 
 
 def _format_of(path: Path, crf: float) -> str:

@@ -45,6 +45,8 @@ def test_standard_input(monkeypatch):
         ({"work_rate": "fast"}, "work_rate: 'fast' is not a frame rate"),
         ({"face": [1]}, "face is text or a whole number"),
         ({"face": "biggest"}, "unknown choice of face 'biggest'"),
+        ({"crf": 99}, "crf 99"),
+        ({"out": "a.txt"}, "cannot write a.txt: name it"),
         ({"silence": "hush"}, "off, rest, keep"),
         ({"windows": "wide"}, "windows is one of overlapped, reference, not 'wide'"),
         ({"backend": "vulkan"}, "backend is one of auto, tensorrt_rtx, torch"),
