@@ -73,7 +73,8 @@ def test_an_empty_machine_is_told_what_to_get_from_where(root, capsys):
     assert str(root / "models/latentsync/whisper/tiny.pt") in models["do"]
     faces = of(findings, "MediaPipe's face files")
     assert faces["state"] == "missing" and f"face_models.py {root / 'models/latentsync/face'}" in faces["do"]
-    assert of(findings, "ComfyUI")["state"] == "note"
+    comfyui = of(findings, "ComfyUI")
+    assert comfyui["state"] == "note" and f"COMFYUI_PATH is {str(root)!r}" in comfyui["found"]
     assert sorted(root.parent.rglob("*")) == before  # nothing was written
 
 
