@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "/latentsync-rtx"
 SHOWN_PIXELS = 640  # longest side of the frame that is sent
-ONE_AT_A_TIME = asyncio.Semaphore(2)  # frames that are decoded: a scrubber asks for many
+FEW_AT_A_TIME = asyncio.Semaphore(2)  # frames that are decoded: a scrubber asks for many
 
 
 def register(routes) -> None:
@@ -47,7 +47,7 @@ async def _answered(answer, request):
     from aiohttp import web  # here: importing it changes the warning filters
 
     try:
-        async with ONE_AT_A_TIME:
+        async with FEW_AT_A_TIME:
             return web.json_response(await asyncio.to_thread(answer, dict(request.query)))
     except (LatentSyncError, ValueError) as error:
         return web.json_response({"error": str(error)}, status=400)
