@@ -4,8 +4,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+from latentsync_rtx.bench.networks import seeded
 from latentsync_rtx.engine_builder import graph, weight_file
-from latentsync_rtx.lipsync.demo import seeded
 from latentsync_rtx.lipsync.errors import EngineError
 from latentsync_rtx.lipsync.runners.manifest import DEEP, SHALLOW
 from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
