@@ -39,7 +39,7 @@ def test_what_is_there_afterwards(built, model):
     stored = json.loads(path.with_suffix(".json").read_text())
     assert {**stored, "path": str(path)} == manifest
     assert {name: stored[name] for name in VARIANT} == VARIANT
-    assert stored["fingerprint"] == model.fingerprint and stored["network"]["block_out_channels"] == [32, 32, 64, 64]
+    assert stored["fingerprint"] == model.fingerprint and stored["network"]["block_out_channels"] == list(model.config.block_out_channels)
     assert (stored["tensorrt_rtx"], stored["precision"], stored["targets"], stored["parity"]) == (trt.__version__, "fp16", ["8.9", "12.0"], {})
     content = path.read_bytes()
     assert stored["plan_bytes"] == len(content) and stored["header"] == content[:64].hex()
@@ -337,7 +337,7 @@ def test_it_works_from_a_folder_whose_name_is_no_identifier(tmp_path):
         "process = importlib.import_module(spec.name + '.engine_builder.process')\n"
         "from pathlib import Path\n"
         f"with process.Step('export', Path({str(tmp_path)!r}), {{'network': {{'block_out_channels': [32], 'layers_per_block': 1}}, 'resolution': 64,"
-        " 'frames': 1, 'guided': False}, lambda fraction: None) as step:\n"
+        " 'frames': 1, 'guided': False, 'role': 'whole'}, lambda fraction: None) as step:\n"
         "    assert step.result()['opset'] == 23\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
