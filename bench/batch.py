@@ -7,9 +7,9 @@ are given (see `stubs`). Models are loaded and kernels compiled by a short job t
 """
 # ruff: noqa: T201 - a program for a terminal
 import argparse
-import importlib.util
 import json
 import logging
+import runpy
 import sys
 import tempfile
 import time
@@ -91,8 +91,5 @@ def models(device):
 
 
 if __name__ == "__main__":
-    spec = importlib.util.spec_from_file_location("latentsync_main", ROOT / "__main__.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
-    loader.load_pack()
+    runpy.run_path(str(ROOT / "__main__.py"))["load_pack"]()
     sys.exit(main())

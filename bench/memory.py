@@ -8,8 +8,8 @@ are touched. Exit status 1 when the longest job takes LIMIT more than the shorte
 """
 # ruff: noqa: T201 - a program for a terminal
 import argparse
-import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -120,8 +120,5 @@ def status(key: str) -> float:
 
 
 if __name__ == "__main__":
-    spec = importlib.util.spec_from_file_location("latentsync_main", ROOT / "__main__.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
-    loader.load_pack()
+    runpy.run_path(str(ROOT / "__main__.py"))["load_pack"]()
     sys.exit(main())

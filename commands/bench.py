@@ -68,14 +68,12 @@ def main(arguments) -> int:
 
 
 def _profiles(arguments) -> int:
-    from ..bench.measure import machine
     from ..bench.profiles import drift, table
     from ..lipsync.pipeline import Job
-    from .terminal import TerminalProgress
 
     clip, speech = arguments.profiles
     job = Job(video=clip, audio=speech, out=Path("unwritten.mp4"), model=arguments.model, device=arguments.device)
-    _write(", ".join(f"{name} {fact}" for name, fact in machine().items()))
+    _machine()
     with TerminalProgress() as progress, torch.inference_mode():
         for line in table(drift(job, progress)):
             _write(line)

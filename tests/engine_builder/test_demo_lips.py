@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from latentsync_rtx.bench.stubs import StubRunner
 from latentsync_rtx.engine_builder import graph, weight_file
 from latentsync_rtx.lipsync import face, folders, pipeline
-from latentsync_rtx.lipsync.runners import Runner, RunnerSpec
+from latentsync_rtx.lipsync.runners import RunnerSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import demo_media
@@ -20,24 +21,17 @@ onnxruntime = pytest.importorskip("onnxruntime")
 FRAMES, SIDE, SECONDS = 16, 256, 2.6
 
 
-class GraphRunner(Runner):
+class GraphRunner(StubRunner):
     """Evaluates the exported graph of `model`, unguided."""
 
     def __init__(self, model, folder: Path):
+        super().__init__()
         network = model.load_unet()
         path = graph.export(network.config, folder, dtype=torch.float32, resolution=SIDE, frames=FRAMES, batch=1)
         weight_file.write(folder / weight_file.NAME, network.state_dict(), torch.float32)
         self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         self.spec = RunnerSpec("onnxruntime", torch.device("cpu"), torch.float32, frames=FRAMES, size=(SIDE // 8, SIDE // 8), batch=1)
         self.model = SimpleNamespace(fingerprint=model.fingerprint, resolution_warning=model.resolution_warning)
-
-    def load(self) -> None:
-        pass
-
-    def unload(self) -> None:
-        pass
-
-    size_bytes = 0
 
     def predict(self, sample, timestep, audio, check=lambda: None):
         inputs = {"sample": sample.numpy(), "timestep": torch.as_tensor(timestep).reshape(1).numpy(), "audio": audio.numpy()}
