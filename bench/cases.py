@@ -109,6 +109,7 @@ def block(setup: Setup) -> Iterator[Row]:
         counts = disturbances(lambda: denoiser.run([one]))
         note = ", ".join(f"{name} {count}" for name, count in counts.items())
         yield Row("block: driver allocations, frees, waits for the GPU", sum(counts.values()) - counts["tensors"], "", 0, note=note)
+    denoiser.close()
     runner.unload()
 
 

@@ -36,6 +36,7 @@ def rows(setup) -> Iterator[Row]:
         result = denoiser.run([block])[0]
         exact = result if exact is None else exact
         taken = milliseconds(lambda denoiser=denoiser: denoiser.run([block]), setup.device, 0.1)
+        denoiser.close()
         yield Row(f"block, {profile.name}", taken, "ms", note=profile.label)
         yield Row(f"block, {profile.name}: work in guided steps", cost(plan, work), "", note="computed")
         if profile.approximate:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -127,6 +128,11 @@ class BlockDenoiser:
             self._reporter.step()
         return [self._latents[lane, :, : len(block.audio)].transpose(0, 1).clone() for lane, block in enumerate(blocks)]
 
+    def close(self) -> None:
+        """Give back what captured steps hold of the device's memory; it cannot run again. Forgetting it would do so some time later: steps and
+        denoiser refer to each other."""
+        self._steps.clear()
+
     def _fill(self, lane: int, block: Block) -> None:
         sample, count = self.session.sample[:, lane].movedim(2, 1), len(block.audio)  # [halves,F,13,h,w], and how many frames there are
         pairs = (sample[:, :, MASKED], block.masked), (sample[:, :, REFERENCE], block.reference), (self.session.audio[lane][None], block.audio)
@@ -195,11 +201,12 @@ def denoise(
 
     out = torch.empty((count, 4, *size), device=masked_latents.device)
     job = _Job(runner, plan, latent_keep, base_noise, choose(profile, steps, sampler).plan(guidance), progress)
-    for group in job.groups:
-        frames = [plan[index] for index in group]
-        made = job.run(group, [Block(masked_latents[block], reference_latents[block], audio[block]) for block in frames])
-        for block, latents in zip(frames, made, strict=True):
-            out[block] = latents.to(out.device)
+    with closing(job):
+        for group in job.groups:
+            frames = [plan[index] for index in group]
+            made = job.run(group, [Block(masked_latents[block], reference_latents[block], audio[block]) for block in frames])
+            for block, latents in zip(frames, made, strict=True):
+                out[block] = latents.to(out.device)
     return out
 
 
@@ -281,7 +288,7 @@ def denoise_clip(
         return torch.cat(latents).chunk(2)
 
     resumed, chosen = 0, set(wanted)
-    with ahead(map(gather, job.groups), depth=1) as gathered:
+    with closing(job), ahead(map(gather, job.groups), depth=1) as gathered:
         for group, (crops, tokens, name) in zip(job.groups, gathered, strict=True):
             made = journal.read(name, len(group)) if name else None
             if made is None:
@@ -348,7 +355,15 @@ class _Job:
             denoiser = BlockDenoiser(self.runner, self.recipe, **self.constants, frames=frames, lanes=lanes, capture=capture)
             if capture:
                 self._lasting[kind] = denoiser
-        return denoiser.run(blocks, self.reporter)
+        made = denoiser.run(blocks, self.reporter)
+        if kind not in self._lasting:
+            denoiser.close()
+        return made
+
+    def close(self) -> None:
+        """Give back what the captured steps hold of the device's memory."""
+        for denoiser in self._lasting.values():
+            denoiser.close()
 
     def skip(self) -> None:
         """A group's latents are there already."""

@@ -50,8 +50,8 @@ class ClipWriter:
     encoder     "auto" takes the first that works of ENCODERS; a name prefers that one
 
     Until all is well the file has another name in the same folder; it appears under its own at the end of the `with`, and after an
-    error of any kind, Ctrl-C too, nothing is left and what was there before stays. Encoding runs in a thread of its own, a few
-    frames behind. Raises MediaError with the reason, from `write` or from the end of the `with`; ShapeError for a frame of another size.
+    error of any kind, Ctrl-C too, nothing is left and what was there before stays. `write` turns a frame into YUV; encoding runs in a thread
+    of its own, a few frames behind. Raises MediaError with the reason, from `write` or from the end of the `with`; ShapeError for a frame of another size.
     """
 
     def __init__(self, path, width: int, height: int, rate, audio=None, crf: float = 18, *,
@@ -96,7 +96,11 @@ class ClipWriter:
         odd = (self.height % 2, self.width % 2)
         if any(odd):
             frame = np.pad(frame, ((0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
-        self._waiting.put(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
+        try:
+            picture = to_yuv(self._convert, av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"), self._look, "yuv420p")
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise self._cannot(error) from error
+        self._waiting.put(picture)
         self.frames_written += 1
 
     def __exit__(self, kind, error, trace) -> None:
@@ -193,10 +197,10 @@ class ClipWriter:
     def _work(self) -> None:
         """The encoding thread. After an error it only empties the queue, so that `write` never waits for nobody."""
         count = 0
-        while (frame := self._waiting.get()) is not None:
+        while (picture := self._waiting.get()) is not None:
             if self._error is None and not self._abandoned:
                 try:
-                    self._encode(frame, count)
+                    self._encode(picture, count)
                     count += 1
                 except Exception as error:
                     self._error = error
@@ -206,8 +210,7 @@ class ClipWriter:
             except Exception as error:
                 self._error = error
 
-    def _encode(self, frame: av.VideoFrame, count: int) -> None:
-        picture = to_yuv(self._convert, frame, self._look, "yuv420p")
+    def _encode(self, picture: av.VideoFrame, count: int) -> None:
         picture.pts, picture.time_base = count, 1 / self.rate
         self._mux_pictures(self._stream.encode(picture))
         if self._sound is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 LOG2_E = 1.4426950408889634  # exp(x) = exp2(x * log2(e)): what the hardware has
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels", "frames"])
 def _temporal_attention(query, key, value, y, pixels, frames, row_stride, frame_stride, pixel_stride, channels, factor,
                         FRAMES: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """One head of one pixel of one row: softmax(q k') v over its frames."""
@@ -41,7 +41,7 @@ def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) ->
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "keys"])
 def _attend_few(query, key, value, y, queries, keys, picture_stride, key_stride, channels, factor,
                 QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """One head of QUERIES pixels of one picture, all keys at once."""

@@ -9,7 +9,7 @@ CHUNKS = 64  # whose moments a program of `_combine` holds at a time
 PROGRAMS = 1024  # about how many programs fill a large GPU
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["repeats"])
 def _moments(x, mean, squares, channels, repeats, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
     """Mean and sum of squared deviations of each channel over a chunk of repeats * PIXELS pixels: float32 [chunks, channels] each."""
     chunk = tl.program_id(0).to(tl.int64)
@@ -31,7 +31,7 @@ def _moments(x, mean, squares, channels, repeats, PIXELS: tl.constexpr, CHANNELS
     tl.store(squares + chunk * channels + column, tl.sum(square, 0) - shifted * shifted / count, mask=keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["channels", "size", "chunks", "count", "shift_stride"])
 def _combine(mean, squares, shift, weight, bias, scale, offset, channels, size, chunks, count, shift_stride, eps,
              CHUNKS: tl.constexpr, PADDED: tl.constexpr, SHIFTED: tl.constexpr):
     """One group of one row: moments of its chunks of `count` pixels -> y = x * scale + offset per channel (Chan's parallel variance)."""
@@ -62,7 +62,7 @@ def _combine(mean, squares, shift, weight, bias, scale, offset, channels, size, 
     tl.store(offset + row * channels + column, start, mask=keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels_per_row"])
 def _normalise(x, scale, offset, y, pixels_per_row, channels, SILU: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
     chunk = tl.program_id(0).to(tl.int64)
     row = (chunk * PIXELS) // pixels_per_row
@@ -104,7 +104,7 @@ def largest_power(number: int) -> int:
     return number & -number
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "pixels", "frames"])
 def _layer_norm(x, weight, bias, shift, table, y, rows, channels, pixels, frames, eps,
                 SHIFT: tl.constexpr, TABLE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -15,6 +15,7 @@ from ..unet import UNetConfig, deep_shape
 from . import engines, parity, storage
 from .base import Runner, RunnerSpec, Session
 from .engines import Engine
+from .graphs import recorded
 from .manifest import REBUILD, SHALLOW, WHOLE, Gpu, refusal
 from .streams import Lane
 
@@ -330,24 +331,14 @@ class RtxSession(Session):
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if not self.runner.capturable or self.runner.spec.device.type != "cuda":
             return step
-        device = self.runner.spec.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # the first run compiles, which cannot be captured
-                step()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # others may prepare a job
-                step()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        loads = self.runner.loads
-
-        def replay() -> None:
-            if self.runner.loads == loads and self.runner.loaded:
-                graph.replay()
-            else:  # freed in between, to make room for something: the graph's addresses are no longer ours
-                step()
-
+        with torch.cuda.device(self.runner.spec.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # the first run compiles, which cannot be captured
+                    step()
+            replay = recorded(self.runner, step, stream)
+            torch.cuda.current_stream().wait_stream(stream)
         return replay
 
 

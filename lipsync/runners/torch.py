@@ -10,6 +10,7 @@ from ..gpu import free_memory
 from ..progress import unchecked
 from ..unet import LatentSyncUNet
 from .base import Runner, RunnerSpec, Session
+from .graphs import recorded
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class TorchSession(Session):
         # cuDNN's benchmark mode is left alone: it gains nothing here, and its choice may differ from run to run (docs/performance.md).
         runner, device = self.runner, self.runner.spec.device
         with torch.cuda.device(device):
-            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             torch.cuda.empty_cache()
             held = torch.cuda.memory_reserved()
@@ -146,15 +147,6 @@ class TorchSession(Session):
             if free_memory(device) < needed + SPARE:
                 log.info("little memory left on %s: no CUDA graph, which would keep %.1f GB to itself", device, needed / 1e9)
                 return step
-            with torch.cuda.graph(graph, pool=runner.pool, stream=stream, capture_error_mode="thread_local"):  # others may prepare a job
-                step()
+            replay = recorded(runner, step, stream, runner.pool)
             torch.cuda.current_stream().wait_stream(stream)
-        loads = runner.loads
-
-        def replay() -> None:
-            if runner.loaded and runner.loads == loads:
-                graph.replay()
-            else:  # unloaded in between, to make room for something: the graph's addresses are no longer the weights'
-                step()
-
         return replay

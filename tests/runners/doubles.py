@@ -201,6 +201,8 @@ class Library:
             noise = self.unet(tensors["sample"].float(), tensors["timestep"], tensors["audio"].float(), **deep)
         if role == manifests.DEEP:
             tensors["deep"].copy_(deep["deep"])
+        if device.type == "cuda":
+            torch.cuda._sleep(CYCLES)  # again, as launching all this may have taken the host longer than the first pause lasted
         if self.error:
             noise = noise + self.error * torch.roll(noise, 1, -1)
         tensors["noise"].copy_(noise)

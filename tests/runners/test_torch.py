@@ -2,7 +2,7 @@
 import pytest
 import torch
 from latentsync_rtx.lipsync import profiles
-from latentsync_rtx.lipsync.denoise import Block, BlockDenoiser
+from latentsync_rtx.lipsync.denoise import Block, BlockDenoiser, denoise
 from latentsync_rtx.lipsync.errors import ShapeError
 from latentsync_rtx.lipsync.runners import Session, TorchRunner
 from latentsync_rtx.lipsync.unet import LatentSyncUNet, UNetConfig
@@ -183,3 +183,18 @@ def test_a_captured_step_equals_the_step():
         session.listen()
         step()
         torch.testing.assert_close(out, session.noise(index), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_jobs_that_are_done_leave_nothing_but_the_weights():
+    """Three jobs on one runner, each with graphs of a block and of a tail, which share their memory."""
+    runner, frames, random = TorchRunner(make_unet(), device="cuda", dtype=torch.float16), 2 * 16 + 2, torch.Generator().manual_seed(0)
+    masked, crops = torch.randn(2, frames, 4, 16, 16, generator=random)
+    audio, held, results = torch.randn(frames, 50, 384, generator=random), [], []
+    for _ in range(3):
+        results.append(denoise(runner, masked, crops, audio, torch.ones(16, 16), masked[0], steps=3))
+        torch.cuda.empty_cache()
+        held.append(torch.cuda.memory_reserved())
+    assert held[0] == held[1] == held[2]
+    torch.testing.assert_close(results[2], results[0])
