@@ -4,9 +4,11 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from ..errors import DependencyError, EngineError
 from ..folders import PACK
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 INSTALL = 'Ray is not installed here: pip install "ray[default]", on every machine of the cluster'
 CPUS, CPUS_BESIDE_GPU = 2, 8  # cores of a worker by default
 OBJECTS, OBJECTS_SPLIT = 200 << 20, 1 << 30  # bytes of Ray's own memory on one machine; what is more goes to disk
+CONNECT_SECONDS = 5.0  # for each machine that the name of a cluster's address leads to; Ray itself tries for minutes
 CALLS = 16  # at once at a worker: most only wait for their turn
 SHORT = 40  # characters of a temporary folder: names of Ray's sockets below it must stay under 100
 VARIABLES = ("LATENTSYNC_JOBS", "LATENTSYNC_FACE_MODELS", "COMFYUI_PATH")  # that workers get from here
@@ -43,7 +46,8 @@ def run_on_ray(
     workers, cpus: see `resources`. split_seconds: share out longer jobs, in parts of about so much; None: nothing. parts: see `Worker`.
     event("begun" or "ended", kind of task, pid): for tests. All machines must see the media, the model files and this pack under the same
     paths. Lost workers are replaced, and what they had is done again: jobs from their last finished block, parts of a shared job alone.
-    Raises DependencyError without Ray, EngineError when there is no such cluster or no worker starts.
+    Raises DependencyError without Ray, EngineError when there is no such cluster (within CONNECT_SECONDS when nobody listens at the address)
+    or no worker starts.
     """
     ray = _ray()
     if not jobs:
@@ -80,11 +84,30 @@ def _ray():
     return ray
 
 
+def require_listener(address: str) -> None:
+    """Raises EngineError unless a TCP connection opens to the HOST:PORT or ray://HOST:PORT that is given; of other addresses Ray knows more."""
+    try:
+        place = urlsplit(address if "://" in address else f"//{address}")
+        if place.scheme not in ("", "ray") or not (place.hostname and place.port):
+            return
+        socket.create_connection((place.hostname, place.port), CONNECT_SECONDS).close()
+    except ValueError as error:
+        raise EngineError(f"cannot use the Ray cluster at {address}: {error}. Give HOST:PORT, ray://HOST:PORT or auto.") from error
+    except OSError as error:
+        why = f"no answer within {CONNECT_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or error
+        raise EngineError(
+            f"cannot use the Ray cluster at {address}: no connection to port {place.port} of {place.hostname} ({why}). Look there whether `ray status` "
+            "finds it and a firewall lets it through; `ray start --head` starts one and says its address."
+        ) from error
+
+
 @contextlib.contextmanager
 def _session(ray, address: str | None, cores: int, objects: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    if address is not None:
+        require_listener(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     folder = None
     options = {"address": address, "logging_level": logging.WARNING}
