@@ -4,6 +4,7 @@ import sys
 
 from ..lipsync.batch import DONE, Results, open_jobs, read_jobs, results_path, run_batch
 from ..lipsync.errors import LatentSyncError
+from .models import add_download, download_models
 from .terminal import TerminalProgress
 
 CLUSTER = "address", "workers", "cpus", "split_seconds"  # options of Ray
@@ -13,6 +14,7 @@ HELP = "lip-sync many videos: one JSON object a line, with the fields that `run`
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", help='file of lines such as {"video": "a.mp4", "audio": "a.wav", "out": "b.mp4", "seed": 7}; - reads standard input')
     parser.add_argument("--results", help="file to append a line to for each job; jobs that it says are done are passed over (default: JOBS.results.jsonl)")
+    add_download(parser)
     cluster = parser.add_argument_group("on Ray", 'several GPUs or machines; needs `pip install "ray[default]"`, and files that all machines see')
     cluster.add_argument("--ray", action="store_true", help="one worker for each GPU of the cluster, or of this machine")
     cluster.add_argument("--address", help="of a running cluster, or auto (default: start Ray on this machine, for this batch)")
@@ -25,7 +27,9 @@ def main(arguments: argparse.Namespace) -> int:
     check_cluster(arguments)
     entries = read_jobs(arguments.jobs)
     results = Results(arguments.results or results_path(arguments.jobs))
-    jobs = open_jobs(entries, results)
+    with TerminalProgress() as progress:
+        download_models(arguments, (entry.job.model for entry in entries), progress)
+    jobs = open_jobs(entries, results)  # after the download: what is done is told by the weights, too
     if before := len(entries) - len(jobs):
         sys.stdout.write(f"{before} of {len(entries)} jobs were done before, see {results.path}\n")
     with TerminalProgress() as progress:

@@ -13,6 +13,7 @@ from ..lipsync.pipeline import Job, run
 from ..lipsync.profiles import PROFILES
 from ..lipsync.runners.choice import BACKENDS
 from ..lipsync.silence import SILENCES
+from .models import add_download, download_models
 from .terminal import TerminalProgress
 
 HELP = "lip-sync one video to one speech"
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoder", choices=("auto", *ENCODERS), default=DEFAULTS.encoder, help="of the pictures (default: libx264)")
     parser.add_argument("--lossless", action="store_true", help="write sound that cannot be copied from its file as FLAC, not AAC")
     parser.add_argument("--no-resume", dest="resume", action="store_false", help=f"do not keep finished blocks in {jobs}")
-    parser.add_argument("--download", action="store_true", help="fetch missing model files from Hugging Face first")
+    add_download(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -60,8 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         options["face"] = read_mask(arguments.face_mask)
     job = Job(**options, work_rate=None if arguments.rate == "source" else 25)
     with TerminalProgress() as progress:
-        if arguments.download:
-            weights.download(job.model, progress=progress)
+        download_models(arguments, [job.model], progress)
         try:
             result = run(job, progress=progress)
         except KeyboardInterrupt:

@@ -1,9 +1,5 @@
 """Downloads from a real server on the loopback address that behaves like Hugging Face, on good days and bad ones."""
-import hashlib
 import json
-import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -11,71 +7,10 @@ from latentsync_rtx.lipsync import download as downloads
 from latentsync_rtx.lipsync import folders, weights
 from latentsync_rtx.lipsync.errors import DiskSpaceError, ModelFileError
 
+from .hub import serving
 from .model_files import save_unet, save_whisper, unet_state
 
 CONTENTS = bytes(range(256)) * 12000  # 3 MB
-
-
-class Hub(ThreadingHTTPServer):
-    """Files by repository path. `breaks`: how many transfers end half-way. `requests`: (path, Range header) of every one for bytes."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.files, self.requests = {}, []
-        self.breaks, self.ranges, self.wrong_sum = 0, True, False
-
-    def handle_error(self, request, client_address):
-        """A client that hangs up is part of the tests."""
-
-    @property
-    def endpoint(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        hub, path = self.server, self.path
-        name = path.removeprefix("/bytes")
-        if name not in hub.files:
-            self._end(404)
-        elif path == name:  # as Hugging Face: what is known about the file, and where its bytes are
-            digest = "0" * 64 if hub.wrong_sum else hashlib.sha256(hub.files[name]).hexdigest()
-            headers = {"Location": f"{hub.endpoint}/bytes{name}", "X-Linked-ETag": f'"{digest}"', "X-Repo-Commit": "c0ffee"}
-            self._end(302, headers)
-        else:
-            self._bytes(hub, hub.files[name])
-
-    def _bytes(self, hub, contents):
-        wanted = self.headers.get("Range")
-        hub.requests.append((self.path, wanted))
-        start = int(re.match(r"bytes=(\d+)-$", wanted)[1]) if wanted and hub.ranges else 0
-        if start and start >= len(contents):
-            return self._end(416, {"Content-Range": f"bytes */{len(contents)}"})
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(contents) - 1}/{len(contents)}")
-        self.send_header("Content-Length", str(len(contents) - start))
-        self.end_headers()
-        if hub.breaks:
-            hub.breaks -= 1
-            self.wfile.write(contents[start : start + (len(contents) - start) // 2])
-            self.close_connection = True
-            self.connection.shutdown(2)
-        else:
-            self.wfile.write(contents[start:])
-
-    def _end(self, status, headers=None):
-        self.send_response(status)
-        for name, value in {"Content-Length": "0", **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
 
 
 REMOTE = downloads.Remote("someone/model", "sub/unet.pt", folders.KIND, "Model/unet.pt")
@@ -84,13 +19,9 @@ REMOTE = downloads.Remote("someone/model", "sub/unet.pt", folders.KIND, "Model/u
 @pytest.fixture
 def hub(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE", 0.0)
-    with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with serving() as server:
         server.files["/someone/model/resolve/main/sub/unet.pt"] = CONTENTS
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -191,13 +122,7 @@ def test_a_disk_too_small_is_told_before_the_first_byte(hub, models, monkeypatch
 
 
 def test_download_fetches_what_is_missing_and_only_that(hub, models, tmp_path):  # F40
-    def serve(remote, path):
-        hub.files[f"/{remote.repo}/resolve/main/{remote.file}"] = path.read_bytes()
-
-    state = unet_state()
-    serve(downloads.CHECKPOINTS[downloads.DEFAULT_CHECKPOINT], save_unet(tmp_path / "served/unet.pt", state))
-    serve(downloads.WHISPER, save_whisper(tmp_path / "served/tiny.pt"))
-    hub.files[f"/{downloads.VAE.repo}/resolve/main/{downloads.VAE.file}"] = b"a vae"
+    hub.serve_models(tmp_path)
     assert weights.download(weights.DEMO, endpoint=hub.endpoint) == []
     fetched = weights.download(endpoint=hub.endpoint)
     names = ("latentsync/LatentSync-1.6/latentsync_unet.pt", "latentsync/whisper/tiny.pt", "vae/sd-vae-ft-mse.safetensors")
