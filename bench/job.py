@@ -2,6 +2,7 @@
 import contextlib
 import tempfile
 import time
+import wave
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -10,9 +11,8 @@ import cv2
 import numpy as np
 import torch
 
-from ..lipsync import audio, denoise, restore, timeline, vae
-from ..lipsync.clip import ClipWriter, open_clip
-from ..lipsync.face.track import align_clip
+from ..lipsync import pipeline, sound, weights
+from ..lipsync.clip import ClipWriter
 from ..lipsync.runners import TorchRunner
 from ..lipsync.whisper import TINY, WhisperEncoder
 from . import networks
@@ -39,62 +39,59 @@ def rows(setup) -> Iterator[Row]:
     count = setup.frames + 1 if setup.small else FRAMES if setup.memory is None else SHORT
     within = f" within {setup.memory:g} GB" if setup.memory else ""
     with tempfile.TemporaryDirectory() as name, limited(setup.memory) if setup.memory else contextlib.nullcontext():
-        folder = Path(name)
-        models = Models(setup)
+        parts = random_parts(setup)
         first = setup.frames + count % setup.frames  # a block and the tail
-        seconds = run(setup, models, folder, size, first)
+        seconds = run(setup, parts, Path(name), size, first)
         yield Row(f"first job{within}, {first} frames", sum(seconds.values()), "s", note="with the kernels compiled that are not cached on disk")
         with peak() if setup.graphs else contextlib.nullcontext() as used:
-            stages = run(setup, models, folder, size, count)
+            stages = run(setup, parts, Path(name), size, count)
             label = f"job of {count} frames{within}"
             note = ", ".join(f"{stage} {taken:.1f}" for stage, taken in stages.items())
             time_limits, memory_limits = ((40, 32), (7.5, 6)) if setup.memory is None else ((), ())
             yield Row(label, sum(stages.values()), "s", *time_limits, note=note)
             if used:
                 yield Row(f"{label}: GPU memory held by PyTorch", used()[1], "GB", *memory_limits, note=f"{used()[0]:.2f} GB in tensors")
-        models.runner.unload()
+        parts.runner.unload()
 
 
-class Models:
-    """A job's networks, their weights random."""
+def random_parts(setup) -> pipeline.Parts:
+    """A job's networks, their weights random, and a detector to which every frame shows a face."""
+    coder = networks.vae(setup.device, setup.dtype, setup.widths).to(memory_format=torch.channels_last)
+    return pipeline.Parts(
+        runner=TorchRunner(networks.unet(setup.device, setup.dtype, setup.config), setup.device, setup.dtype),
+        vae=BenchVAE(coder, 4),
+        encoder=networks.seeded(WhisperEncoder(**TINY), 3),
+        detector=StubDetector(),
+    )
 
-    def __init__(self, setup):
-        device = setup.device
-        self.encoder = networks.seeded(WhisperEncoder(**TINY), 3)
-        self.runner = TorchRunner(networks.unet(device, setup.dtype, setup.config), device, setup.dtype)
-        self.vae = BenchVAE(networks.vae(device, setup.dtype, setup.widths).to(memory_format=torch.channels_last), 4)
 
-
-@torch.inference_mode()
-def run(setup, models: Models, folder: Path, size: tuple[int, int], count: int) -> dict[str, float]:
-    """Seconds of each stage of a job of `count` frames of `size` (w, h), the network on its device beforehand and off it for decoding."""
-    device, seconds, clock = setup.device, {}, time.perf_counter
-    source, sound = folder / "source.mp4", tone(count / RATE)
-    with ClipWriter(source, *size, RATE, audio=sound) as writer:
+def run(setup, parts: pipeline.Parts, folder: Path, size: tuple[int, int], count: int) -> dict[str, float]:
+    """Seconds of a job of `count` drawn frames of `size` (w, h), as `run` does it: of what comes before the network, and of the rest."""
+    job = pipeline.Job(
+        folder / "source.mp4", folder / "speech.wav", folder / "out.mp4", weights.DEMO, steps=setup.steps, resolution=setup.size * 8,
+        device=str(setup.device), resume=False,
+    )  # fmt: skip
+    with ClipWriter(job.video, *size, RATE) as writer:
         for index in range(count):
             writer.write(picture(*size, index))
+    write_speech(job.audio, tone(count / RATE)["waveform"][0, 0], count)
+    parts.runner.load()
+    started = time.perf_counter()
+    prepared = pipeline.prepare(pipeline.check(job), parts)
+    ready = time.perf_counter()
+    pipeline.finish(prepared, parts)
+    done = time.perf_counter()
+    prepared.close()
+    return {"sound and faces": ready - started, "denoise, decode and restore at once": done - ready}
 
-    def timed(stage: str, work):
-        started = clock()
-        done = work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds[stage] = clock() - started
-        return done
 
-    models.runner.load()
-    with contextlib.ExitStack() as stack:
-        clip = open_clip(source)
-        features = timed("audio", lambda: audio.extract(sound, models.encoder, device=device))
-        track = timed("align", lambda: align_clip(clip, StubDetector(), setup.size * 8, device=device, spool_folder=folder))
-        stack.callback(track.crops.close)
-        plan = timeline.build(len(track), clip.rate, features.seconds)
-        latents = timed("denoise", lambda: denoise.denoise_clip(models.runner, models.vae, track, plan, features, steps=setup.steps))
-        models.runner.unload()
-        crops = timed("decode", lambda: vae.decode_crops(models.vae, latents, track, plan, spool_folder=folder))
-        stack.callback(crops.images.close)
-        timed("restore", lambda: restore.restore_clip(track, crops, sound, folder / "out.mp4", device=device))
-    return seconds
+def write_speech(path: Path, samples: torch.Tensor, count: int) -> None:
+    """A WAV of mono samples [T] at 16 kHz in -1..1, cut or filled up with silence to `count` frames of film."""
+    wanted = int(count * sound.RATE / RATE)
+    samples = torch.nn.functional.pad(samples[:wanted], (0, max(0, wanted - len(samples))))
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, sound.RATE, 0, "NONE", ""))
+        file.writeframes((samples.clamp(-1, 1) * 32767).short().numpy().tobytes())
 
 
 def tone(seconds: Fraction) -> dict:

@@ -5,10 +5,10 @@ draws is compared with what the first row drew. Without a GPU, a tiny network on
 """
 import os
 import time
-import wave
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +18,7 @@ import torch
 from ..lipsync import compare, face, pipeline, profiles, sound, weights
 from ..lipsync.clip import ClipWriter, open_clip, read_audio
 from ..lipsync.compare.pairs import scaled
+from ..lipsync.denoise import BLOCK_FRAMES
 from ..lipsync.errors import DependencyError, FaceError, LatentSyncError, ModelFileError
 from ..lipsync.face.mediapipe import BLAZE_FILE
 from ..lipsync.progress import Progress, silent
@@ -25,7 +26,7 @@ from ..lipsync.runners import Runner, RunnerSpec, TorchRunner
 from ..lipsync.runners.choice import RTX
 from ..lipsync.whisper import TINY, WhisperEncoder
 from . import networks, reference
-from .job import RATE, limited, picture, tone
+from .job import RATE, limited, picture, tone, write_speech
 from .measure import Row, peak
 from .plain_vae import BenchVAE
 from .stubs import StubDetector
@@ -37,8 +38,8 @@ SECONDS, SHORT = 9.68, 0.4  # of film: as published; on a CPU
 WEIGHTS = ("auto", "real", "random")
 CRF = 8  # of the films: the encoder must not hide what differs
 LARGEST, SMALL = 1920, 480  # px: longest side of the film; on a CPU
-WARM_STEPS = 2  # of the block before a runner's first job: kernels are compiled in it
-SOURCE, SPEECH = "source.mp4", "speech.wav"
+SOURCE, SHORT_SOURCE, SPEECH = "source.mp4", "short.mp4", "speech.wav"
+SHORT_FRAMES = BLOCK_FRAMES + 2  # of the job before a runner's first: a block and a tail
 EAGER = "exact20, eager"
 # Not ours, and not of this machine: shared by another project for LatentSync 1.6 on its own card.
 THEIRS = (
@@ -167,13 +168,12 @@ def _key(runner):
 
 
 def _measured(setup, name, job, parts, progress, fresh) -> Measured:
-    """The job, one stage after the other. fresh: this runner has not run yet."""
+    """The job, its models loaded. fresh: this runner has not run yet. Where the GPU is ours all is drawn and written at once, as `run` does it; the
+    first row is one stage after the other, as the reference."""
     stages, clock = {}, time.perf_counter
     parts.runner.load()
-    if fresh and setup.graphs:
-        warm = pipeline.prepare(pipeline.check(replace(job, steps=WARM_STEPS, profile=profiles.EXACT)), parts)
-        pipeline.draw(warm, parts, blocks=[0])
-        warm.close()
+    if fresh and setup.graphs:  # so that no row pays for the compiling of kernels and the loading of libraries
+        pipeline.run(replace(job, video=job.video.with_name(SHORT_SOURCE), out=job.out.with_name("warm.mp4"), length="shortest"), parts=parts)
 
     def timed(stage, work, *arguments):
         started = clock()
@@ -186,12 +186,15 @@ def _measured(setup, name, job, parts, progress, fresh) -> Measured:
     with peak() if setup.graphs else nullcontext() as used:
         started = clock()
         prepared = timed("sound and faces", pipeline.prepare, pipeline.check(job), parts)
-        latents = timed("denoise", pipeline.draw, prepared, parts)
-        crops = timed("decode", pipeline.decode, prepared, latents, parts)
-        timed("restore", pipeline.write, prepared, crops)
+        if setup.graphs and not isinstance(parts.runner, EagerRunner):
+            timed("denoise, decode and restore at once", pipeline.finish, prepared, parts)
+        else:
+            latents = timed("denoise", pipeline.draw, prepared, parts)
+            crops = timed("decode", pipeline.decode, prepared, latents, parts)
+            timed("restore", pipeline.write, prepared, crops)
+            crops.images.close()
         wall = clock() - started
         memory = used()[1] + (parts.runner.size_bytes / 1e9 if parts.runner.spec.backend == RTX else 0) if used else None
-    crops.images.close()
     prepared.close()
     return Measured(name, False, float(prepared.plan.seconds), wall, stages, memory, {})
 
@@ -261,9 +264,9 @@ def _random(setup, text: str) -> Models:
 
 
 def write_media(folder: Path, seconds: float, video: Path | None, audio: Path | None, largest: int = LARGEST) -> tuple[face.Detector, str]:
-    """SOURCE and SPEECH in `folder`, so many seconds at 25 frames a second: `video` and `audio`, or the published fixture, or drawn ones.
-    A clip that is too short runs back and forth; one with a side of more than `largest` px is scaled down. -> who finds its face, and one
-    line about it."""
+    """SOURCE, its first frames as SHORT_SOURCE, and SPEECH in `folder`, so many seconds at 25 frames a second: `video` and `audio`, or the
+    published fixture, or drawn ones. A clip that is too short runs back and forth; one with a side of more than `largest` px is scaled down.
+    -> who finds its face, and one line about it."""
     count = max(1, round(seconds * RATE))
     fixture = [next((folder / name for folder in SHARED if (folder / name).is_file()), None) for name in FIXTURE]
     video, audio = video or fixture[0], audio or fixture[1]
@@ -277,15 +280,14 @@ def write_media(folder: Path, seconds: float, video: Path | None, audio: Path | 
         shrink = max(1.0, max(clip.width, clip.height) / largest)
         size = tuple(int(side / shrink) // 2 * 2 for side in (clip.width, clip.height))
         frames, told = (scaled(frame, *size) for frame in clip.frames_at(back_and_forth(clip.frame_count, count))), video.name
-    with ClipWriter(folder / SOURCE, *size, RATE, crf=CRF, preset="ultrafast") as writer:
-        for frame in frames:
-            writer.write(frame)
+    film = partial(ClipWriter, width=size[0], height=size[1], rate=RATE, crf=CRF, preset="ultrafast")
+    with film(folder / SOURCE) as whole, film(folder / SHORT_SOURCE) as short:
+        for index, frame in enumerate(frames):
+            whole.write(frame)
+            if index < SHORT_FRAMES:
+                short.write(frame)
     spoken = read_audio(audio) if audio else None
-    samples = sound.mono_16k(sound.check(spoken or tone(count / RATE)))[: int(count * sound.RATE / RATE)]
-    with wave.open(str(folder / SPEECH), "wb") as file:
-        file.setparams((1, 2, sound.RATE, 0, "NONE", ""))
-        quiet = bytes(2 * (int(count * sound.RATE / RATE) - len(samples)))
-        file.writeframes((samples.clamp(-1, 1) * 32767).short().numpy().tobytes() + quiet)
+    write_speech(folder / SPEECH, sound.mono_16k(sound.check(spoken or tone(count / RATE))), count)
     return detector, f"film: {told}, {size[0]} x {size[1]}, {count} frames ({float(count / RATE):.2f} s); speech: {audio.name if audio else 'a tone'}"
 
 

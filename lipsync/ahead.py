@@ -11,6 +11,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _END = object()
+WAIT_SECONDS = 0.1  # at a time: a wait without an end would keep Ctrl-C from a Windows program
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
     def put(entry) -> bool:
         while not stop.is_set():
             with suppress(queue.Full):
-                waiting.put(entry, timeout=0.1)
+                waiting.put(entry, timeout=WAIT_SECONDS)
                 return True
         return False
 
@@ -42,7 +43,10 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
 
     def received() -> Iterator[T]:
         while True:
-            item, error = waiting.get()
+            try:
+                item, error = waiting.get(timeout=WAIT_SECONDS)
+            except queue.Empty:
+                continue
             if error is not None:
                 raise error
             if item is _END:

@@ -1,4 +1,5 @@
 """The redrawn face crops of a job, between decode and restore."""
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,19 @@ class Crops:
         """Side of the square crops in pixels."""
         return self.images.shape[0]
 
+    @property
+    def folder(self) -> Path:
+        """For what grows with the clip."""
+        return self.images.folder
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def rows(self) -> Iterator[np.ndarray]:
+        """One after the other."""
+        for rows in _chunks(len(self)):
+            yield from self.images.read(rows)
+
     def to_images(self, spool_folder: Path | None = None, progress: Progress = silent) -> torch.Tensor:
         """ComfyUI's IMAGE of all crops: float32 [M,r,r,3] in 0..1; in a file in `spool_folder` when it is large (12 GB for 4,000 of 512 px)."""
         images = mapped.zeros((len(self.images), *self.images.shape), folder=spool_folder, memory_limit_bytes=IMAGES_IN_MEMORY)
@@ -64,6 +78,26 @@ class Crops:
             spool.append(np.stack([_resized(image, like.resolution) for image in block]))
             progress(rows.stop, len(images), stage=STAGE)
         return cls(spool, like.timeline, like.journal)
+
+
+@dataclass
+class ComingCrops:
+    """Crops that are still being made: what restoring asks of `Crops`, once.
+
+    pieces: uint8 [n,r,r,3], in order, `count` crops in all.
+    """
+
+    pieces: Iterator[np.ndarray]
+    count: int
+    timeline: Timeline
+    resolution: int
+    folder: Path
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self) -> Iterator[np.ndarray]:
+        return itertools.chain.from_iterable(self.pieces)
 
 
 def _chunks(count: int) -> Iterator[slice]:

@@ -215,8 +215,34 @@ def clip_blocks(runner: Runner, track, timeline) -> list[np.ndarray]:
     return plan_blocks(timeline, track.found, track.run_ids, size=runner.spec.frames or BLOCK_FRAMES)
 
 
-@torch.no_grad()
 def denoise_clip(
+    runner: Runner,
+    vae,
+    track,
+    timeline,
+    features,
+    *,
+    blocks: Sequence[int] | None = None,
+    spool_folder: str | Path | None = None,
+    **options,
+) -> Tensor:
+    """Redraw a face track to speech: UNSCALED latents float32 [M,4,r/8,r/8] on the CPU, one for each of `timeline.redrawn(track.found)`, or of
+    the positions of `blocks`. See `denoised`, which has the `options` and makes them.
+
+    spool_folder: where latents of a long clip are (98 MB a minute at 512 px, see `mapped`). Raises DiskSpaceError beside what `denoised` raises.
+    """
+    plan, side, done = clip_blocks(runner, track, timeline), track.resolution // 8, 0
+    count = sum(len(plan[index]) for index in (range(len(plan)) if blocks is None else set(blocks)))
+    out = mapped.zeros((count, 4, side, side), folder=spool_folder)
+    for latents in denoised(runner, vae, track, timeline, features, blocks=blocks, **options):
+        out[done : done + len(latents)] = latents
+        done += len(latents)
+        mapped.release(out)
+    return out
+
+
+@torch.no_grad()
+def denoised(
     runner: Runner,
     vae,
     track,
@@ -231,18 +257,15 @@ def denoise_clip(
     profile: str = EXACT,
     blocks: Sequence[int] | None = None,
     journal: Journal | None = None,
-    spool_folder: str | Path | None = None,
     progress: Progress = silent,
-) -> Tensor:
-    """Redraw a face track to speech: UNSCALED latents float32 [M,4,r/8,r/8] on the CPU, one for each of `timeline.redrawn(track.found)`.
+) -> Iterator[Tensor]:
+    """The latents of a face track redrawn to speech, block by block in order: UNSCALED float32 [n,4,r/8,r/8] on the CPU.
 
     track: FaceTrack, timeline: Timeline, features: AudioFeatures, vae: see `vae.py`. A block never spans a gap, a cut or a jump in time;
     the crops and tokens of the next one are read while the network runs. posterior "sample" draws in the reference's order: the base
     noise, then for each block the masked crops' noise and the crops', all from `seed`.
-    blocks: only those of `clip_blocks`, by number: the latents of their positions, in order. Parts put together are the whole, to the bit.
-    journal: finished blocks are kept there, and those that are there already are not made again.
-    spool_folder: where latents of a long clip are (98 MB a minute at 512 px, see `mapped`). Raises what `denoise` and `encode` raise, and
-    DiskSpaceError.
+    blocks: only those of `clip_blocks`, by number, in order. Parts put together are the whole, to the bit.
+    journal: finished blocks are kept there, and those that are there already are not made again. Raises what `denoise` and `encode` raise.
     """
     redrawn, side = timeline.redrawn(track.found), track.resolution // 8
     device = runner.spec.device
@@ -258,8 +281,6 @@ def denoise_clip(
     job = _Job(runner, plan, latent_keep, noise, recipe, progress, only=wanted)
     if runner.model is not None and (unfit := runner.model.resolution_warning(track.resolution)):
         log.warning("%s", unfit)
-    positions = np.concatenate([plan[index] for index in wanted]) if wanted else np.zeros(0, np.int64)
-    out = mapped.zeros((len(positions), 4, side, side), folder=spool_folder)
     settings = _settings(runner, vae, *recipe.settings, seed, posterior) if journal else None
 
     def gather(group: list[int]) -> tuple[list, list, str | None]:
@@ -300,13 +321,9 @@ def denoise_clip(
             else:
                 resumed += len(group)
                 job.skip()
-            for index, latents in zip(group, made, strict=True):
-                if index in chosen:
-                    out[np.searchsorted(positions, plan[index])] = latents / SCALE
-            mapped.release(out)
+            yield from (latents / SCALE for index, latents in zip(group, made, strict=True) if index in chosen)
     if resumed:
         log.info("%d of %d blocks were there from an earlier run", resumed, len(wanted))
-    return out
 
 
 def _tokens(features, timeline, frames: np.ndarray) -> Tensor:

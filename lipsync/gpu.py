@@ -1,4 +1,6 @@
 """Which device a job runs on, and what is left of a GPU's memory."""
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from .errors import EngineError
@@ -22,3 +24,8 @@ def free_memory(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(index)
     share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(index)  # since PyTorch 2.8
     return held - torch.cuda.memory_allocated(index) + min(free, int(share * total) - held)
+
+
+def beside(device: torch.device) -> AbstractContextManager:
+    """A queue of its own on a GPU, before others, for work that must not wait for the network's; the thread's current one in the `with`."""
+    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1)) if device.type == "cuda" else nullcontext()

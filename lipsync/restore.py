@@ -14,7 +14,7 @@ import torch
 
 from . import batched
 from .ahead import ahead, in_order
-from .crops import Crops
+from .crops import ComingCrops, Crops
 from .errors import MediaError, ShapeError
 from .face.align import ROUNDING, face_size, frame_region, shifted
 from .face.track import FaceTrack
@@ -24,7 +24,6 @@ from .progress import Progress, silent
 
 log = logging.getLogger(__name__)
 
-CROP_ROWS = 8  # crops read from the spool at a time
 CROP_RANGE = 127.5  # crops run over -1..1
 
 
@@ -82,7 +81,7 @@ def _paste_face(out, face, matrix):
 
 
 def restored_frames(
-    track: FaceTrack, crops: Crops, progress: Progress = silent, device: torch.device | str | None = None
+    track: FaceTrack, crops: Crops | ComingCrops, progress: Progress = silent, device: torch.device | str | None = None
 ) -> Iterator[np.ndarray]:
     """The output's frames, uint8 [H,W,3], in order, streamed: redrawn where the plan says so, else the clip's own bytes.
 
@@ -91,28 +90,29 @@ def restored_frames(
     """
     plan = crops.timeline
     redrawn = plan.redrawn(track.found)
-    if len(redrawn) != len(crops.images):
+    if len(redrawn) != len(crops):
         raise ShapeError(
-            f"{len(crops.images)} crops for {len(redrawn)} frames to redraw: faces and crops come from different runs; "
+            f"{len(crops)} crops for {len(redrawn)} frames to redraw: faces and crops come from different runs; "
             "wire the same LatentSync Align Face into decode and restore"
         )
 
-    def work():
-        rows = iter(_rows(crops))
-        spoken = np.zeros(len(plan), bool)
-        spoken[redrawn] = True
-        for frame, source, speaks in zip(track.clip.frames_at(plan.source, crops.images.folder), plan.source, spoken, strict=True):
+    spoken = np.zeros(len(plan), bool)
+    spoken[redrawn] = True
+
+    def work(frames):
+        rows = crops.rows()
+        for frame, source, speaks in zip(frames, plan.source, spoken, strict=True):
             yield frame, next(rows) if speaks else None, track.matrices[source]
 
     device = batched.picture_device(device)
-    with ahead(work()) as items:
+    with ahead(track.clip.frames_at(plan.source, crops.folder)) as frames:
         if device is None:
-            painted = in_order(_one, items)
+            painted = in_order(_one, work(frames))
         else:
             size = batched.frames_at_once(track.clip.width * track.clip.height * 3)
-            painted = _together(items, size, Overlay(crops.resolution, device))
-        with closing(painted) as frames:
-            for done, frame in enumerate(frames, 1):
+            painted = _together(work(frames), size, Overlay(crops.resolution, device))
+        with closing(painted) as finished:
+            for done, frame in enumerate(finished, 1):
                 yield frame
                 progress(done, len(plan), stage="restore")
 
@@ -144,14 +144,9 @@ def _together(items, size, overlay):
         yield from frames
 
 
-def _rows(crops):
-    for start in range(0, len(crops.images), CROP_ROWS):
-        yield from crops.images.read(slice(start, start + CROP_ROWS))
-
-
 def restore_clip(
     track: FaceTrack,
-    crops: Crops,
+    crops: Crops | ComingCrops,
     audio: dict | None,
     path: str | Path,
     *,

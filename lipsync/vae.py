@@ -3,6 +3,7 @@
 Such an object takes pixels [N,H,W,3] in 0..1 and gives latents [N,4,H/8,W/8], and back, latents being unscaled; it manages its own
 device. The network works on latents times `SCALE`. ComfyUI's VAE, `DiffusersVAE` and the demo's VAE are such objects.
 """
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from .spool import Spool
 from .vae_diffusers import DiffusersVAE
 from .vae_fast import accelerated
 
-__all__ = ["POSTERIORS", "SCALE", "DiffusersVAE", "decode", "decode_crops", "encode"]
+__all__ = ["POSTERIORS", "SCALE", "DiffusersVAE", "decode", "decode_crops", "decoded", "encode", "with_crops"]
 
 SCALE = 0.18215  # of SD 1.5's latents: makes their standard deviation about 1
 POSTERIORS = ("mode", "sample")
@@ -80,44 +81,59 @@ def decode(vae, latents: torch.Tensor, *, first: int = 0) -> torch.Tensor:
 
 
 def decode_crops(vae, latents: torch.Tensor, track, timeline, *, spool_folder: Path | None = None, progress: Progress = silent) -> Crops:
-    """Decode the redrawn crops, 16 at a time, and put the kept pixels of the aligned crops back.
+    """The crops with their mouths redrawn, see `decoded`; 16 are decoded at a time, on a CPU one. Reading runs ahead of decoding.
 
-    latents: unscaled [M,4,r/8,r/8], one for each of `timeline.redrawn(track.found)`. The sum is `decoded * (1 - keep) + crop * keep`,
-    rounded to uint8; where `timeline.shown` is less than 1 the aligned crop shows through. Reading runs ahead of decoding. Raises
-    ShapeError when the latents are not this track's, and what `decode` raises.
+    latents: unscaled [M,4,r/8,r/8], one for each of `timeline.redrawn(track.found)`. Raises ShapeError when they are not this track's, and
+    what `decode` raises.
     """
-    redrawn, side = timeline.redrawn(track.found), track.resolution
-    wanted = (len(redrawn), 4, side // CELL, side // CELL)
+    count, side = len(timeline.redrawn(track.found)), track.resolution
+    wanted = (count, 4, side // CELL, side // CELL)
     if tuple(latents.shape) != wanted:
         raise ShapeError(f"these faces need latents {list(wanted)}, not {list(latents.shape)}: decode what was denoised for them.")
-    rows = np.asarray(track.crop_row)[timeline.source[redrawn]]
-    redraw = 1 - torch.from_numpy(keep_mask(side))
-    size = BLOCK if _device(vae, latents) != "cpu" else 1  # on a CPU one crop takes long enough
 
-    def gather(start: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        part = slice(start, start + size)
-        scaled = latents[part] * SCALE
-        mapped.release(latents)
-        return start, scaled, torch.from_numpy(track.crops.read(rows[part]))
+    def pieces() -> Iterator[torch.Tensor]:
+        for piece in latents.split(BLOCK if _device(vae, latents) != "cpu" else 1):  # on a CPU one crop takes long enough
+            yield piece.clone()
+            mapped.release(latents)
 
     spool = Spool((side, side, 3), folder=spool_folder)
     try:
-        progress(0, len(rows), stage="decode")
-        with ahead(map(gather, range(0, len(rows), size)), depth=1) as blocks:
-            for start, scaled, crops in blocks:
-                decoded = decode(vae, scaled, first=start)
-                share = redraw.to(decoded.device)
-                if timeline.shown is not None:
-                    share = share * torch.from_numpy(timeline.shown[redrawn[start : start + size]]).to(decoded.device)[:, None, None, None]
-                original = crops.to(decoded.device).movedim(-1, 1)
-                pixels = (decoded + 1) * 127.5 * share + original * (1 - share)
-                block = pixels.round_().clamp_(0, 255).to(torch.uint8).movedim(1, -1).cpu().numpy()
+        progress(0, count, stage="decode")
+        with ahead(with_crops(pieces(), track, timeline), depth=1) as both:
+            for block in decoded(vae, both, track, timeline):
                 spool.append(block)
-                progress(start + len(block), len(rows), stage="decode", preview=block[0])
+                progress(len(spool), count, stage="decode", preview=block[0])
     except BaseException:
         spool.close()
         raise
     return Crops(spool, timeline)
+
+
+def with_crops(pieces: Iterable[torch.Tensor], track, timeline) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each of `pieces` of latents [n,...], which follow each other, with the aligned crops uint8 [n,r,r,3] that they were made for."""
+    rows, done = np.asarray(track.crop_row)[timeline.source[timeline.redrawn(track.found)]], 0
+    for piece in pieces:
+        yield piece, torch.from_numpy(track.crops.read(rows[done : done + len(piece)]))
+        done += len(piece)
+
+
+def decoded(vae, pieces: Iterable[tuple[torch.Tensor, torch.Tensor]], track, timeline) -> Iterator[np.ndarray]:
+    """Decode latents and put the kept pixels of the aligned crops back, piece by piece: uint8 [n,r,r,3].
+
+    pieces: of `with_crops`, latents unscaled. The sum is `decoded * (1 - keep) + crop * keep`, rounded; where `timeline.shown` is less
+    than 1 the aligned crop shows through. Raises what `decode` raises.
+    """
+    redrawn, redraw, done = timeline.redrawn(track.found), 1 - torch.from_numpy(keep_mask(track.resolution)), 0
+    for latents, crops in pieces:
+        pictures = decode(vae, latents * SCALE, first=done)
+        share = redraw.to(pictures.device)
+        if timeline.shown is not None:
+            shown = torch.from_numpy(timeline.shown[redrawn[done : done + len(latents)]])
+            share = share * shown.to(pictures.device)[:, None, None, None]
+        original = crops.to(pictures.device).movedim(-1, 1)
+        pixels = (pictures + 1) * 127.5 * share + original * (1 - share)
+        done += len(latents)
+        yield pixels.round_().clamp_(0, 255).to(torch.uint8).movedim(1, -1).cpu().numpy()
 
 
 def _device(vae, latents: torch.Tensor) -> str:

@@ -1,9 +1,11 @@
 """Whole jobs, as the command line runs them, on clips and sounds that used to break this kind of software. Networks are stubs."""
+import errno
 import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,8 +152,8 @@ def test_a_burst_is_seen_when_it_is_heard(tmp_path, rate):  # F22, F23: at start
     for work_rate, frames_per_second in ((None, rate), (25, 25)):
         grey = np.array([mouth(frame) for frame in frames_of(run(replace(made, work_rate=work_rate)).path)])
         assert len(grey) == 3 * frames_per_second
-        for time in times:
-            middle = round((time + 0.04) * frames_per_second)
+        for second in times:
+            middle = round((second + 0.04) * frames_per_second)
             near = grey[max(0, middle - 5) : middle + 6]
             assert abs(int(near.argmin()) + max(0, middle - 5) - middle) <= 1
             assert near.min() < np.median(grey) - 10
@@ -173,6 +175,68 @@ def test_the_result_sounds_as_the_source_did(tmp_path):  # F19, F22: not 16 kHz 
         kept = read_audio(run(replace(made, audio=source, lossless=True)).path)
         assert kept["sample_rate"] == rate and kept["waveform"].shape == given["waveform"].shape == (1, channels, rate)
         assert torch.equal(kept["waveform"], given["waveform"])
+
+
+# --- all at once, as on a GPU ---
+
+
+def at_once(made, runner=None, progress=pipeline.silent):
+    checked, given = pipeline.check(made), parts(runner)
+    return pipeline.finish(pipeline.prepare(checked, given), given, progress)
+
+
+class Patient(StubRunner):
+    """As slow as a network."""
+
+    def predict(self, *given, **options):
+        time.sleep(0.05)
+        return super().predict(*given, **options)
+
+
+def test_drawing_decoding_and_writing_at_once_make_the_same_film(tmp_path):
+    made = job(tmp_path, 70, black=(20, 21), silence="keep")
+    speech(made.audio, 70 / 25, loud=((0, 0.9), (1.6, None)))
+    in_turn, heard = run(made).path.read_bytes(), []
+    result = at_once(replace(made, out=tmp_path / "at once.mp4"), Patient(), lambda done, total, *, stage="", **_: heard.append((stage, done, total)))
+    assert result.path.read_bytes() == in_turn
+    told = [stage for stage, *_ in heard if stage in ("denoise", "restore")]
+    assert told == sorted(told), "one stage after the other, for whoever listens"
+    assert heard[-1] == ("restore", 70, 70) and ("denoise", 12, 12) in heard
+    assert not list((tmp_path / "jobs").iterdir())
+
+
+def test_a_film_that_cannot_be_written_stops_the_network(tmp_path, monkeypatch):  # F28
+    made, runner = job(tmp_path, 200), Patient()
+
+    def full(writer, picture, count):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(write.ClipWriter, "_encode", full)
+    with pytest.raises(MediaError, match=r"cannot write .*out\.mp4: No space left"):
+        at_once(made, runner)
+    assert runner.calls < 20, "26 steps are the whole job"
+    assert not made.out.exists() and list((tmp_path / "jobs").iterdir()), "the next try goes on"
+
+
+def test_broken_numbers_are_named_while_the_film_is_written(tmp_path):  # F36
+    class Broken(StubRunner):
+        def predict(self, *given, **options):
+            return super().predict(*given, **options) * (float("nan") if self.calls > 4 else 1)
+
+    made = job(tmp_path, 60)
+    with pytest.raises(NumericError, match="crops 32, 33"):
+        at_once(made, Broken())
+    assert not made.out.exists()
+
+
+def test_a_job_that_is_stopped_half_way_goes_on_there(tmp_path):  # F49
+    made = job(tmp_path, 60)
+    with pytest.raises(KeyboardInterrupt):
+        at_once(made, Patient(), listen_until(6, "denoise"))
+    assert not made.out.exists()
+    runner = StubRunner()
+    at_once(made, runner)
+    assert runner.calls in (4, 6), "of eight steps"
 
 
 # --- files ---

@@ -34,8 +34,10 @@ class CutFinder:
         self._thumb, self._usual = None, 2.0
 
     def __call__(self, frame: np.ndarray) -> bool:
-        step = max(1, min(frame.shape[:2]) // 270)
-        thumb = cv2.resize(np.ascontiguousarray(frame[::step, ::step]), THUMB, interpolation=cv2.INTER_AREA)
+        height, width = frame.shape[:2]
+        step = max(1, min(height, width) // 270)
+        coarse = cv2.resize(frame, (width // step, height // step), interpolation=cv2.INTER_NEAREST)  # every step-th pixel
+        thumb = cv2.resize(coarse, THUMB, interpolation=cv2.INTER_AREA)
         last, self._thumb = self._thumb, thumb
         if last is None:
             return False
