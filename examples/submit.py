@@ -2,6 +2,7 @@
 
     python submit.py --video clip.mp4 --audio speech.wav
     python submit.py --server http://192.0.2.7:8188 --video clip.mp4 --audio speech.wav --model latentsync_unet.pt --seed 7 --output out.mp4
+    python submit.py --video clip.mp4 --audio speech.wav --profile approx8
     python submit.py --workflow mine.api.json --set LatentSyncFaceAlign.face=left --set LatentSyncRestore.crf=14
     python submit.py --server http://192.0.2.7:8188 --server http://192.0.2.8:8188 --jobs jobs.jsonl
 
@@ -26,6 +27,7 @@ import aiohttp
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".gif")
 EXAMPLE = Path(__file__).with_name("api") / "lipsync.json"
+DENOISE = "LatentSyncDenoise"
 UPLOADS = "latentsync"  # subfolder of ComfyUI's input folder
 BAR_CELLS = 24
 HISTORY_TRIES = 100  # a tenth of a second each
@@ -113,6 +115,18 @@ class Client:
             if answer.status != 200:
                 raise ServerLost(f"{self.server}{route} answers {answer.status}")
             return await answer.json()
+
+    async def expect_profile(self, name: str) -> None:
+        """Raises JobError, with the names that there are, unless this server's Denoise node has the profile `name`."""
+        known = await self.get(f"/object_info/{DENOISE}")
+        if DENOISE not in known:
+            raise JobError(f"{self.server} has no node {DENOISE}: is latentsync-rtx installed there? ComfyUI's log says why it is not loaded")
+        inputs = known[DENOISE]["input"]
+        kind, *details = {**inputs.get("required", {}), **inputs.get("optional", {})}.get("profile", [[]])
+        names = kind if isinstance(kind, list) else details[0]["options"]  # as older and newer ComfyUIs tell a list
+        if name not in names:
+            there = f"choose one of {', '.join(names)}" if names else "its latentsync-rtx is older than profiles: update it"
+            raise JobError(f"{self.server} has no profile {name!r}: {there}")
 
     async def prompts(self) -> list[str]:
         """Everybody's that run or wait."""
@@ -336,6 +350,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--guidance", type=float)
+    parser.add_argument("--profile", metavar="NAME", help="of LatentSync Denoise: exact20, or a faster, approximate one, such as approx8")
     parser.add_argument(
         "--set", dest="changes", type=change, action="append", default=[], metavar="CLASS.INPUT=VALUE", help="any other input; repeatable"
     )
@@ -372,13 +387,16 @@ async def submit(options: argparse.Namespace) -> int:
         client = clients[0]
         try:
             print(await submit_one(options, workflow, client))
-        except aiohttp.ClientError as error:
-            raise JobError(f"cannot talk to ComfyUI at {client.server}: {error}") from error
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise JobError(f"cannot talk to ComfyUI at {client.server}: {str(error) or 'it does not answer in time'}") from error
     return 0
 
 
 async def submit_one(options: argparse.Namespace, workflow: dict, client: Client) -> Path:
     changes = []
+    if options.profile is not None:
+        workflow = patched(workflow, [(DENOISE, "profile", options.profile)], known=False)
+        await client.expect_profile(options.profile)
     if options.video:
         changes.append(("LoadVideo", "file", await client.upload(options.video)))
     if options.audio or options.video:
@@ -386,7 +404,7 @@ async def submit_one(options: argparse.Namespace, workflow: dict, client: Client
     if options.model:
         changes.append(("LatentSyncModelLoad", "checkpoint", options.model))
     denoise = {name: getattr(options, name) for name in ("seed", "steps", "guidance")}
-    changes += [("LatentSyncDenoise", name, value) for name, value in denoise.items() if value is not None]
+    changes += [(DENOISE, name, value) for name, value in denoise.items() if value is not None]
     workflow = patched(workflow, changes + options.changes)
     outputs = await client.run(workflow, Bar(workflow))
     return await client.fetch(outputs, options.output)

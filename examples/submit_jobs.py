@@ -107,7 +107,7 @@ class Jobs:
 
     def changed(self, given: dict, video: str, audio: str) -> dict:
         """The workflow with what the options say for all jobs, and the job itself."""
-        values = {**{name: getattr(self.options, name) for name in ("model", "seed", "steps", "guidance")}, **given}
+        values = {**{name: getattr(self.options, name) for name in ("model", "seed", "steps", "guidance", "profile")}, **given}
         named = [(*FIELDS[name], str(value) if name == "resolution" else value) for name, value in values.items() if name in FIELDS and value is not None]
         files = [("LoadVideo", "file", video), ("LoadAudio", "audio", audio)]
         other = [(*change(f"{target}=0")[:2], value) for target, value in given.get("set", {}).items()]
@@ -147,6 +147,8 @@ class Jobs:
         return told["status"] == "done"
 
     async def _attempt(self, given: dict, client: Client, farm: Farm) -> None:
+        if (profile := given.get("profile", self.options.profile)) is not None:
+            await client.expect_profile(profile)
         video, audio = [await client.upload(Path(given[name])) for name in ("video", "audio")]
         prompt_id = await client.queue(self.changed(given, video, audio))
         try:

@@ -96,12 +96,15 @@ def honest_line(further: list[str]) -> str:
     (loader,) = (node for node in json.loads(EXAMPLE.read_text(encoding="utf-8")).values() if node["class_type"] == "LatentSyncModelLoad")
     submitted.add_argument("--model", default=loader["inputs"]["checkpoint"])
     submitted.add_argument("--steps", default=STEPS)
+    submitted.add_argument("--profile")
     used, _ = submitted.parse_known_args(further)
     runpy.run_path(str(ROOT / "__main__.py"))["load_pack"]()
     from latentsync_rtx.lipsync.demo import BUNDLED
+    from latentsync_rtx.lipsync.profiles import EXACT
 
     told = BUNDLED[used.model].description if used.model in BUNDLED else f"Model: {used.model}."
-    return f"{told} ({used.steps} steps)"
+    own_steps = used.profile in (None, EXACT)  # the others have steps of their own
+    return f"{told} ({f'{used.steps} steps' if own_steps else f'profile {used.profile}'})"
 
 
 def shown(path: Path) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from comfy_client import frames_of
+from latentsync_rtx.lipsync.profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBMIT = ROOT / "examples" / "submit.py"
@@ -54,6 +55,27 @@ def test_submit_says_what_the_server_refuses(comfy, clip, speech, tmp_path):
     options = ["--workflow", "both.json", "--video", clip, "--audio", speech, "--set", "LatentSyncDenoise.steps=1000"]
     done = submit(comfy, tmp_path, *options)
     assert done.returncode == 1 and "steps" in done.stderr, done.stderr
+
+
+def test_submit_sets_a_profile_that_the_server_has(comfy, clip, speech, tmp_path):
+    help_text = submit(comfy, tmp_path, "--help").stdout
+    assert "--profile NAME" in help_text
+    (tmp_path / "unsent.mp4").write_text("never looked at")
+    before = set(comfy.get("/history"))
+    done = submit(comfy, tmp_path, "--video", "unsent.mp4", "--audio", speech, "--profile", "approx7")
+    assert done.returncode == 1 and f"has no profile 'approx7': choose one of {', '.join(PROFILES)}" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not list(comfy.input.rglob("unsent.mp4")) and set(comfy.get("/history")) == before
+    # also in a workflow that was saved before there were profiles
+    workflow = json.loads((ROOT / "examples" / "api" / "lipsync.json").read_text(encoding="utf-8"))
+    (denoise,) = (node for node in workflow.values() if node["class_type"] == "LatentSyncDenoise")
+    del denoise["inputs"]["profile"]
+    (tmp_path / "old.json").write_text(json.dumps(workflow), encoding="utf-8")
+    options = ["--workflow", "old.json", "--video", clip, "--audio", speech, "--guidance", 1, "--profile", "approx4", "--output", "out.mp4"]
+    done = submit(comfy, tmp_path, *options)
+    assert done.returncode == 0 and (tmp_path / "out.mp4").is_file(), done.stderr
+    (new,) = set(comfy.get("/history")) - before
+    sent = comfy.get(f"/history/{new}")[new]["prompt"][2]
+    assert [node["inputs"]["profile"] for node in sent.values() if node["class_type"] == "LatentSyncDenoise"] == ["approx4"]
 
 
 def test_submit_says_what_a_node_reports(comfy, speech, tmp_path):

@@ -33,8 +33,8 @@ def jobs(media, tmp_path):
     return write
 
 
-def submitted(jobs: Path, *servers: str, start=subprocess.run, **options):
-    command = [sys.executable, str(SUBMIT), "--jobs", str(jobs), *(part for server in servers for part in ("--server", server))]
+def submitted(jobs: Path, *servers: str, start=subprocess.run, further=(), **options):
+    command = [sys.executable, str(SUBMIT), "--jobs", str(jobs), *further, *(part for server in servers for part in ("--server", server))]
     return start(command, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
@@ -73,6 +73,18 @@ def test_wrong_lines_are_told_before_anything_is_sent(jobs, tmp_path):
     for change, says in wrong:
         done = submitted(jobs({}, change), "http://127.0.0.1:9", timeout=60)
         assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_profile_for_all_jobs_and_one_that_is_not_there(comfy, jobs):
+    before = set(comfy.get("/history"))
+    file = jobs({}, {"profile": "approx7"})
+    done = submitted(file, comfy.url, further=["--profile", "approx4"], timeout=300)
+    assert done.returncode == 1 and "1 of 2 jobs are done, 1 failed" in done.stdout, done.stderr
+    lines = {line["line"]: line for line in told(file)}
+    assert lines[1]["status"] == "done" and "has no profile 'approx7': choose one of exact20, " in lines[2]["error"]["message"]
+    (new,) = set(comfy.get("/history")) - before
+    sent = comfy.get(f"/history/{new}")[new]["prompt"][2].values()
+    assert [node["inputs"]["profile"] for node in sent if node["class_type"] == "LatentSyncDenoise"] == ["approx4"]
 
 
 def test_a_server_that_dies_has_its_jobs_done_by_another(comfy, start_server, face_files, jobs, tmp_path):
