@@ -32,7 +32,9 @@ def report(measured: np.ndarray, truth: np.ndarray) -> str:
     """One line for people."""
     quiet, wide = measured[: len(truth)][truth[: len(measured)] < 0.02], measured[: len(truth)][truth[: len(measured)] > 0.3]
     levels = ", ".join(f"{name} {np.nanmean(part):.3f}" for name, part in (("at rest", quiet), ("wide", wide)) if np.isfinite(part).any())
-    return f"mouth against speech: r = {correlation(measured, truth):.2f}, {delay(measured, truth):+d} frames late; opening {levels}"
+    r = correlation(measured, truth)
+    told = "unknown, one of them stands still or no frame has both" if np.isnan(r) else f"r = {r:.2f}, {delay(measured, truth):+d} frames late"
+    return f"mouth against speech: {told}; opening {levels or 'unknown'}"
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from .report import Comparison
 from .strip import Strip
 
 NONE = "none"
+MESHED = "MediaPipe"  # the name of the detector that shows mouths
 DETECTORS = ("mediapipe", "insightface", NONE)
 SMOOTHING = 13  # frames of the running median that steadies SyncNet's crops; its authors' value
 
@@ -125,8 +126,10 @@ def _note_faces(result, detector) -> None:
         missing = result.without_face(name)
         if missing:
             result.notes.append(f"{missing} of {count} frames of {name.upper()} have no face: left out of what is measured on mouths.")
-    if result.detector != "MediaPipe":
+    if result.detector != MESHED:
         result.lack("mouth opening, mouth SSIM and PSNR, lip drift, A/V offset", f"{result.detector} gives no mesh of the mouth: use MediaPipe")
+    elif why := sounds.why_no_correlation(result.series["opening_a"], result.series["opening_b"]):
+        result.lack("correlation of the two mouths", why)
 
 
 def _offsets(result, speeches, device, progress) -> None:
@@ -152,6 +155,8 @@ def _offsets(result, speeches, device, progress) -> None:
                         f"{name.upper()}: mouth and speech correlate by {told.score:.2f}, which {result.pairs.seconds:.1f} s can do by chance: "
                         f"do not rely on its offset ({enough:.2f} is needed)."
                     )
+        elif result.detector == MESHED:
+            result.lack(f"A/V offset of {name.upper()}", "no frame shows its mouth")
     if not spoken:
         return
     network = syncnet.load_syncnet(device)

@@ -52,6 +52,11 @@ class Comparison:
         known = self.series[series][np.isfinite(self.series[series])]
         return float(known.mean()) if len(known) else math.nan
 
+    def mouths_alike(self) -> float:
+        """Pearson's r of the two mouths' openings; NaN where it is unknown, which `missing` explains."""
+        a, b = self.series["opening_a"], self.series["opening_b"]
+        return math.nan if sounds.why_no_correlation(a, b) else sounds.correlation(a, b)
+
     def plot(self) -> np.ndarray:
         """uint8 RGB [H,1280,3]: mouths and speech, likeness and drift over time."""
         return plot.draw(self)
@@ -85,7 +90,7 @@ class Comparison:
             "mouth_opening": {
                 "a": _spread(series["opening_a"]),
                 "b": _spread(series["opening_b"]),
-                "correlation": sounds.correlation(series["opening_a"], series["opening_b"]) if self._mouths else None,
+                "correlation": self.mouths_alike(),
                 "difference": _spread(np.abs(series["opening_a"] - series["opening_b"])),
             },
             "av_offset": {name: self._offset(name) for name in "ab"},
@@ -110,8 +115,9 @@ class Comparison:
             lips = f"; lips {self.mean('lip_drift'):.2f} px" if math.isfinite(self.mean("lip_drift")) else ""
             lines.append(f"landmark drift: {self.mean('drift'):.2f} px, {relative:.2%} of the face's size{lips}")
         if self._mouths:
-            alike = sounds.correlation(self.series["opening_a"], self.series["opening_b"])
-            lines.append(f"mouth opening: A {self.mean('opening_a'):.3f}, B {self.mean('opening_b'):.3f} on average; they correlate by {alike:.2f}")
+            alike = self.mouths_alike()
+            told = "whether they move alike is unknown" if math.isnan(alike) else f"they correlate by {alike:.2f}"
+            lines.append(f"mouth opening: A {self.mean('opening_a'):.3f}, B {self.mean('opening_b'):.3f} on average; {told}")
         for name in "ab":
             if self.offset(name):
                 lines.append(f"A/V offset of {name.upper()}: {_told(self.offset(name))}")

@@ -1,6 +1,8 @@
 """Two clips against each other: real pictures of a real face, real detector."""
 import json
+import re
 import weakref
+from fractions import Fraction
 from types import SimpleNamespace
 
 import cv2
@@ -113,9 +115,57 @@ def test_ssim_is_scikit_images(size):
     assert error == pytest.approx(((a / 255.0 - b / 255.0) ** 2).mean(), rel=1e-4)
 
 
-@pytest.mark.parametrize("opening, why", [(np.r_[np.linspace(0, 1, 20), [np.nan] * 40], "too few"), (np.full(60, 0.1), "does not move")])
-def test_why_there_is_no_offset(opening, why):
-    assert why in sounds.offset(opening, np.random.default_rng(0).random(60), 25)
+MOVING, LOUD = np.random.default_rng(0).random((2, 60))
+
+
+@pytest.mark.parametrize(
+    "opening, loud, why",
+    [
+        (np.r_[np.linspace(0, 1, 20), [np.nan] * 40], LOUD, "20 frames .* are too few"),
+        (np.full(60, 0.1), LOUD, "the mouth does not move"),
+        (0.03 + 0.007 * MOVING, LOUD, "the mouth does not move"),  # a picture, in which the mesh trembles
+        (np.r_[[0.1] * 30, MOVING[:30]], np.r_[LOUD[:30], [np.nan] * 30], "the mouth does not move"),  # but where there is no sound
+        (MOVING, np.zeros(60), "no speech: the sound stays below -50 dB"),
+        (MOVING, 0.003 * LOUD, "no speech: the sound stays below -50 dB"),
+        (MOVING, 0.1 + 0.01 * LOUD, "no speech: the sound is even"),
+    ],
+)
+def test_why_there_is_no_offset(opening, loud, why):
+    assert re.search(why, sounds.offset(opening, loud, Fraction(25)))
+
+
+def test_best_lag_is_one_at_which_something_is_known():
+    """Late by a lot, only a stretch is left in which the mouth stands still."""
+    opening = np.r_[[0.1] * 12, LOUD[:18], [0.1] * 10]
+    loud = np.r_[[np.nan] * 12, LOUD[:18], [np.nan] * 10]
+    assert np.isnan(sounds.correlation(opening, loud, 20)) and np.isnan(sounds.correlation(opening[:2], loud[:2]))
+    assert sounds.delay(opening, loud, 22) == 0
+    assert sounds.delay(np.r_[LOUD[5:10], LOUD[:30]], LOUD) == 5 and sounds.delay(LOUD[3:], LOUD) == -3
+
+
+def test_what_does_not_move_is_said_to_be_unknown(talking, detector):
+    """Not r = 0, and not the r of a mesh that trembles."""
+    still = clip_of(talking.frames[:1].repeat(30, 0))
+    for a, b, who in ((still, still, "A and of B"), (clip_of(talking.frames[:30]), still, "B")):
+        found = compare.compare_clips(a, b, detector=detector, speech_a=talking.speech, speech_b=talking.speech)
+        numbers = json.loads(json.dumps(found.json(), allow_nan=False))
+        assert numbers["mouth_opening"]["correlation"] is None and numbers["av_offset"]["b"] is None
+        missing = {one["what"]: one["why"] for one in numbers["missing"]}
+        assert missing["correlation of the two mouths"] == f"the mouth of {who} does not move"
+        assert missing["mouth against speech in B"] == "the mouth does not move"
+        told = found.summary()
+        assert "on average; whether they move alike is unknown" in told and "A/V offset of B:" not in told and "they correlate" not in told
+        assert f"not measured: correlation of the two mouths: the mouth of {who} does not move." in told
+        assert found.plot().shape[0] > 300
+
+
+def test_few_frames_and_no_face_are_said_to_be_unknown(talking, detector):
+    short, empty = clip_of(talking.frames[:2]), clip_of(np.zeros_like(talking.frames[:30]))
+    found = compare.compare_clips(short, short, detector=detector, speech_a=talking.speech)
+    assert ("correlation of the two mouths", "2 frames with both mouths are too few: 3 are needed") in found.missing
+    assert ("A/V offset of B", "it has no sound, and no speech was given") in found.missing and found.json()["mouth_opening"]["correlation"] is None
+    found = compare.compare_clips(clip_of(talking.frames[:30]), empty, detector=detector, speech_a=talking.speech, speech_b=talking.speech)
+    assert ("A/V offset of B", "no frame shows its mouth") in found.missing and found.json()["mouth_opening"]["correlation"] is None
 
 
 def test_drift_is_told_in_pixels_and_of_the_face(talking, detector):
@@ -250,3 +300,4 @@ def test_lip_reading_tool_reads_the_same(shifted, talking, detector):
     measured = lip_reading.openings(talking.frames[:8], detector)
     np.testing.assert_allclose(measured, shifted.series["opening_a"][:8], rtol=1e-5)
     assert "frames late" in lip_reading.report(shifted.series["opening_b"], talking.said)
+    assert "mouth against speech: unknown" in lip_reading.report(np.full(60, 0.1, np.float32), talking.said)

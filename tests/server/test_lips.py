@@ -33,14 +33,14 @@ def shuffle(truth: np.ndarray) -> list[int]:
 def faults(mouth: np.ndarray, truth: np.ndarray) -> list[str]:
     """All that is wrong with a mouth (opening a frame, NaN where no face is) that should do what `truth` says."""
     found = []
-    if (r := correlation(mouth, truth)) < 0.6:
+    if not (r := correlation(mouth, truth)) >= 0.6:  # nor NaN
         found.append(f"r = {r:.2f}")
     if abs(late := delay(mouth, truth)) > 2:
         found.append(f"{late} frames late")
     levels = [np.nanmean(mouth[part]) for part in (truth < 0.02, truth > 0.3)]
     if levels[0] > 0.4 * levels[1]:
         found.append(f"{levels[0]:.3f} open in silence, {levels[1]:.3f} in loud vowels")
-    if (r := correlation(mouth[BLOCKS[-1]], truth[BLOCKS[-1]])) < 0.5:
+    if not (r := correlation(mouth[BLOCKS[-1]], truth[BLOCKS[-1]])) >= 0.5:
         found.append(f"r = {r:.2f} at the end")
     return found
 
