@@ -63,7 +63,7 @@ def prepared_of(job: Job, arrays: dict) -> Prepared:
     plan = Timeline(Fraction(arrays["rate"]), **arrays["plan"])
     silence = None if arrays["silence"] is None else torch.from_numpy(arrays["silence"].copy())
     features = Heard(torch.from_numpy(arrays["states"].copy()), arrays["first_step"], arrays["steps"], silence)
-    checked = Checked(job, weights.find_model(job.model), device, side, clip=None, speech=None)
+    checked = Checked(job, weights.find_model(job.model), device, side, clip=None, shown=0, speech=None)
     return Prepared(checked, track, features, plan, Journal(folders.jobs_dir()) if job.resume else None)
 
 

@@ -116,11 +116,12 @@ def align_clip(
     min_score: float = MIN_SCORE,
     smooth: str = SMOOTHINGS[0],
     detect_every: int = DETECT_EVERY,
+    most_frames: int | None = None,
     device: torch.device | str | None = None,
     spool_folder: str | Path | None = None,
     progress: Progress = silent,
 ) -> FaceTrack:
-    """Follow one face through `clip` and cut it out, aligned.
+    """Follow one face through `clip`, or its first `most_frames`, and cut it out, aligned.
 
     choice: "largest", "left", "right", an index from the left, or a mask [H,W]. It is made once; then that face is followed, also over a
     cut where it can be told. choice_time: the second of the clip at which it is made (0: where a face is first seen); before that, the same
@@ -138,14 +139,15 @@ def align_clip(
         raise FaceError(f"unknown smoothing {smooth!r}: use one of {', '.join(SMOOTHINGS)}")
     if resolution < 8 or resolution % 8:
         raise ShapeError(f"resolution {resolution} is not a multiple of 8; the models were trained at 256 (1.5) and 512 (1.6)")
-    need = clip.frame_count * resolution * resolution * CROP_BYTES
+    count = clip.frame_count if most_frames is None else min(most_frames, clip.frame_count)
+    need = count * resolution * resolution * CROP_BYTES
     if need > MEMORY_LIMIT and spool_folder is not None:
         require_space(spool_folder, need)
     if detector.note:
         log.warning("%s", detector.note)
 
     device = picture_device(device)
-    follower, thumbnails = Follower(detector, choice, min_size, min_score, max(1, detect_every)), Thumbnails(clip.frame_count)
+    follower, thumbnails = Follower(detector, choice, min_size, min_score, max(1, detect_every)), Thumbnails(count)
     pick(clip, choice_time, follower)
     crops = Spool((resolution, resolution, 3), folder=spool_folder)
     rows, first, started = [], None, time.perf_counter()
@@ -158,7 +160,7 @@ def align_clip(
             yield sight
 
     try:
-        with ahead(clip.frames()) as frames:
+        with ahead(clip.frames_at(range(count))) as frames:
             sights = noted(followed(_with_finds(frames, detector, min_size), follower))
             sights = aligned(steadied(sights) if smooth == "steady" else sights, Aligner(resolution, smooth != "off"))
             if device is None:
@@ -170,7 +172,7 @@ def align_clip(
                     rows.append(_row(sight))
                     if sight.crop is not None:
                         crops.append(sight.crop)
-                    progress(len(rows), max(len(rows), clip.frame_count), stage="align", preview=sight.crop)
+                    progress(len(rows), count, stage="align", preview=sight.crop)
         if not rows:
             raise MediaError(f"{clip.name} has no frames")
         if not len(crops):
