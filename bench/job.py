@@ -79,10 +79,10 @@ def run(setup, parts: pipeline.Parts, folder: Path, size: tuple[int, int], count
     started = time.perf_counter()
     prepared = pipeline.prepare(pipeline.check(job), parts)
     ready = time.perf_counter()
-    pipeline.finish(prepared, parts)
+    pipeline.complete(prepared, parts, keep=False)
     done = time.perf_counter()
     prepared.close()
-    return {"sound and faces": ready - started, "denoise, decode and restore at once": done - ready}
+    return {"sound and faces": ready - started, "denoise, decode and restore": done - ready}
 
 
 def write_speech(path: Path, samples: torch.Tensor, count: int) -> None:

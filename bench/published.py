@@ -168,8 +168,8 @@ def _key(runner):
 
 
 def _measured(setup, name, job, parts, progress, fresh) -> Measured:
-    """The job, its models loaded. fresh: this runner has not run yet. Where the GPU is ours all is drawn and written at once, as `run` does it; the
-    first row is one stage after the other, as the reference."""
+    """The job, its models loaded. fresh: this runner has not run yet. On a GPU the first row is one stage after the other, as the reference does
+    it, and the others draw and write at once, as `run` does."""
     stages, clock = {}, time.perf_counter
     parts.runner.load()
     if fresh and setup.graphs:  # so that no row pays for the compiling of kernels and the loading of libraries
@@ -187,7 +187,7 @@ def _measured(setup, name, job, parts, progress, fresh) -> Measured:
         started = clock()
         prepared = timed("sound and faces", pipeline.prepare, pipeline.check(job), parts)
         if setup.graphs and not isinstance(parts.runner, EagerRunner):
-            timed("denoise, decode and restore at once", pipeline.finish, prepared, parts)
+            timed("denoise, decode and restore", pipeline.complete, prepared, parts)
         else:
             latents = timed("denoise", pipeline.draw, prepared, parts)
             crops = timed("decode", pipeline.decode, prepared, latents, parts)

@@ -1,4 +1,5 @@
 """Which device a job runs on, and what is left of a GPU's memory."""
+import functools
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -26,6 +27,13 @@ def free_memory(device: torch.device) -> int:
     return held - torch.cuda.memory_allocated(index) + min(free, int(share * total) - held)
 
 
+@functools.cache
+def stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """A queue of its own on a GPU, the same for everybody who asks: libraries keep a workspace of tens of MB for each that was ever used, and
+    what is freed in one is not used again in another. priority: less than 0 is before others."""
+    return torch.cuda.Stream(device, priority=priority)
+
+
 def beside(device: torch.device) -> AbstractContextManager:
-    """A queue of its own on a GPU, before others, for work that must not wait for the network's; the thread's current one in the `with`."""
-    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1)) if device.type == "cuda" else nullcontext()
+    """The thread's current queue in the `with`, for work that must not wait for the network's."""
+    return torch.cuda.stream(stream(device, -1)) if device.type == "cuda" else nullcontext()

@@ -24,6 +24,7 @@ from .runners.choice import AUTO, BACKENDS
 from .runners.pool import runner_for
 from .silence import check_silence, with_silence
 
+ROOM = 7_000_000_000  # bytes of a GPU for the network, a graph of its step and the VAE at a time (measured at 512 px: docs/performance.md)
 CHOICES = {
     "length": timeline.LENGTHS,
     "extend": timeline.EXTENSIONS,
@@ -108,7 +109,7 @@ class Parts:
 class Checked:
     """A job that nothing was found against: its files are what they should be, its disks have the room.
 
-    model: found, not loaded. clip: opened. speech: AUDIO. side: of the crops in px.
+    model: found, not loaded. clip: opened; the result shows its first `shown` frames. speech: AUDIO. side: of the crops in px.
     """
 
     job: Job
@@ -116,6 +117,7 @@ class Checked:
     device: torch.device
     side: int
     clip: Clip
+    shown: int
     speech: dict
 
 
@@ -145,15 +147,7 @@ def run(job: Job, progress: Progress = silent, parts: Parts | None = None) -> Re
     """
     given, checked = parts or Parts(), check(job)
     parts = load(checked, given)
-    prepared = prepare(checked, parts, progress)
-    try:
-        if checked.device.type == "cuda":
-            return finish(prepared, parts, progress)
-        latents = draw(prepared, parts, progress)
-    finally:
-        if given.runner is None:
-            parts.runner.unload()
-    return write(prepared, decode(prepared, latents, parts, progress), progress)
+    return complete(prepare(checked, parts, progress), parts, progress, keep=given.runner is not None)
 
 
 def check_settings(job: Job) -> None:
@@ -183,17 +177,18 @@ def check(job: Job) -> Checked:
         raise AudioError(f"{job.audio} has no sound: give a file with speech in it.")
     seconds = sound.check(speech).seconds
     clip = open_clip(job.video, rate=job.work_rate)
-    side, frames = job.resolution or model.resolution, len(_plan(job, clip.frame_count, clip.rate, seconds))
+    side, plan = job.resolution or model.resolution, _plan(job, clip.frame_count, clip.rate, seconds)
+    frames, shown = len(plan), int(plan.source.max()) + 1  # of the result; of the clip, as far as it is shown
     budget.require(
         temp=folders.temp_dir(),
         side=side,
         seconds=seconds,
-        aligned=clip.frame_count,
+        aligned=shown,
         redrawn=frames,
         jobs=folders.jobs_dir() if job.resume else None,
         out={job.out.absolute().parent: budget.film(frames, clip.width, clip.height, float(frames / clip.rate), job.crf)},
     )
-    return Checked(job, model, device, side, clip, speech)
+    return Checked(job, model, device, side, clip, shown, speech)
 
 
 def load(checked: Checked, parts: Parts | None = None) -> Parts:
@@ -234,6 +229,7 @@ def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prep
         min_score=job.min_score,
         min_size=job.min_size,
         smooth=job.smooth,
+        most_frames=checked.shown,
         device=checked.device,
         spool_folder=temp,
         progress=progress,
@@ -245,12 +241,27 @@ def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prep
     return Prepared(checked, track, features, plan, Journal(folders.jobs_dir()) if job.resume else None)
 
 
-def finish(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Result:
-    """`draw`, `decode` and `write` at the same time: each block is decoded and written while the network draws the next, so that the job takes
-    hardly longer than its network. For a GPU, which leaves the processor idle; on a processor they would be in each other's way.
+def complete(prepared: Prepared, parts: Parts, progress: Progress = silent, keep: bool = True) -> Result:
+    """The rest of a prepared job: `draw`, `decode` and `write`, at once where there is room for it. keep: the runner stays loaded, else it is
+    unloaded as soon as it is not needed."""
+    try:
+        if _has_room(prepared.checked.device, parts.runner):
+            return at_once(prepared, parts, progress)
+        latents = draw(prepared, parts, progress)
+    finally:
+        if not keep:
+            parts.runner.unload()
+    return write(prepared, decode(prepared, latents, parts, progress), progress)
 
-    progress hears of the writing once all is drawn.
-    """
+
+def _has_room(device: torch.device, runner: Runner) -> bool:
+    """Whether this is a GPU that can hold the network and decode pictures beside it. On a processor all at once would be in each other's way."""
+    return device.type == "cuda" and gpu.free_memory(device) + runner.size_bytes > ROOM
+
+
+def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Result:
+    """`draw`, `decode` and `write` at the same time: each block is decoded and written while the network draws the next, so that the job takes
+    hardly longer than its network. progress hears of the writing once all is drawn."""
     checked, track, plan = prepared.checked, prepared.track, prepared.plan
     abandoned, drawn = threading.Event(), threading.Event()
 

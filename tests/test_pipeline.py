@@ -159,6 +159,16 @@ def test_a_burst_is_seen_when_it_is_heard(tmp_path, rate):  # F22, F23: at start
             assert near.min() < np.median(grey) - 10
 
 
+@pytest.mark.parametrize(("length", "aligned"), [("audio", 25), ("shortest", 25), ("video", 100)])
+def test_only_what_is_shown_of_a_long_clip_is_aligned(tmp_path, length, aligned):
+    heard = []
+    made = job(tmp_path, 100, seconds=1.0, length=length, face_time=3.0)
+    result = run(made, progress=lambda done, total, *, stage="", **_: heard.append((done, total)) if stage == "align" else None)
+    assert heard[-1] == (aligned, aligned)
+    assert f"Face found in {aligned} of {aligned} frames" in result.summary
+    assert len(frames_of(result.path)) == (100 if length == "video" else 25)
+
+
 def test_the_result_sounds_as_the_source_did(tmp_path):  # F19, F22: not 16 kHz mono
     made = job(tmp_path, 25, seconds=1.0)
     sounds = {}
@@ -182,7 +192,7 @@ def test_the_result_sounds_as_the_source_did(tmp_path):  # F19, F22: not 16 kHz 
 
 def at_once(made, runner=None, progress=pipeline.silent):
     checked, given = pipeline.check(made), parts(runner)
-    return pipeline.finish(pipeline.prepare(checked, given), given, progress)
+    return pipeline.at_once(pipeline.prepare(checked, given), given, progress)
 
 
 class Patient(StubRunner):
@@ -203,6 +213,17 @@ def test_drawing_decoding_and_writing_at_once_make_the_same_film(tmp_path):
     assert told == sorted(told), "one stage after the other, for whoever listens"
     assert heard[-1] == ("restore", 70, 70) and ("denoise", 12, 12) in heard
     assert not list((tmp_path / "jobs").iterdir())
+
+
+def test_a_small_card_decodes_when_the_network_has_left(monkeypatch):
+    """And a processor has no time for two things."""
+    runner, free = StubRunner(), 0
+    monkeypatch.setattr(pipeline.gpu, "free_memory", lambda device: free)
+    for free, room in ((5e9, False), (23e9, True)):  # noqa: B007 - the stand-in reads it
+        assert pipeline._has_room(torch.device("cuda"), runner) is room
+    free, runner.size_bytes = 5e9, 2.8e9  # loaded already
+    assert pipeline._has_room(torch.device("cuda"), runner)
+    assert not pipeline._has_room(torch.device("cpu"), runner)
 
 
 def test_a_film_that_cannot_be_written_stops_the_network(tmp_path, monkeypatch):  # F28

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DependencyError, EngineError
+from ..gpu import stream
 from ..progress import unchecked
 from ..unet import UNetConfig, deep_shape
 from . import engines, parity, storage
@@ -331,14 +332,15 @@ class RtxSession(Session):
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if not self.runner.capturable or self.runner.spec.device.type != "cuda":
             return step
-        with torch.cuda.device(self.runner.spec.device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+        device = self.runner.spec.device
+        with torch.cuda.device(device):
+            side = stream(device)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
                 for _ in range(2):  # the first run compiles, which cannot be captured
                     step()
-            replay = recorded(self.runner, step, stream)
-            torch.cuda.current_stream().wait_stream(stream)
+            replay = recorded(self.runner, step, side)
+            torch.cuda.current_stream().wait_stream(side)
         return replay
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..gpu import free_memory
+from ..gpu import free_memory, stream
 from ..progress import unchecked
 from ..unet import LatentSyncUNet
 from .base import Runner, RunnerSpec, Session
@@ -134,19 +134,19 @@ class TorchSession(Session):
         # cuDNN's benchmark mode is left alone: it gains nothing here, and its choice may differ from run to run (docs/performance.md).
         runner, device = self.runner, self.runner.spec.device
         with torch.cuda.device(device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
+            side = stream(device)
+            side.wait_stream(torch.cuda.current_stream())
             torch.cuda.empty_cache()
             held = torch.cuda.memory_reserved()
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(side):
                 for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
                     step()
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.current_stream().wait_stream(side)
             needed = torch.cuda.memory_reserved() - held
             torch.cuda.empty_cache()  # the graph has a pool of its own: do not keep what these steps needed beside it
             if free_memory(device) < needed + SPARE:
                 log.info("little memory left on %s: no CUDA graph, which would keep %.1f GB to itself", device, needed / 1e9)
                 return step
-            replay = recorded(runner, step, stream, runner.pool)
-            torch.cuda.current_stream().wait_stream(stream)
+            replay = recorded(runner, step, side, runner.pool)
+            torch.cuda.current_stream().wait_stream(side)
         return replay

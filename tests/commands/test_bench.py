@@ -31,7 +31,7 @@ def test_what_is_printed_is_in_the_json_and_two_runs_compare(tmp_path, capsys):
 def test_the_whole_job_runs_small(capsys):
     assert bench("--only", "clip", "--device", "cpu") == 0
     printed = capsys.readouterr().out
-    assert "sound and faces" in printed and "denoise, decode and restore at once" in printed
+    assert "sound and faces" in printed and "denoise, decode and restore" in printed
 
 
 @pytest.mark.parametrize("arguments", [("--only", "unet,kitchen"), ("--compare", "missing.json", "missing.json")])

@@ -31,7 +31,7 @@ class Card:
         for name, stand_in in {
             "device": lambda device: nullcontext(),
             "stream": lambda stream: nullcontext(),
-            "Stream": lambda: stream,
+            "Stream": lambda device, priority: stream,
             "current_stream": lambda: stream,
             "CUDAGraph": self.graph,
             "graph": self.capture,
@@ -44,6 +44,7 @@ class Card:
             "get_per_process_memory_fraction": self.fraction,
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in, raising=False)
+        gpu.stream.cache_clear()
 
     def fraction(self, index):
         assert isinstance(index, int)  # PyTorch takes no device without a number here
@@ -66,7 +67,8 @@ class Card:
 
 @pytest.fixture
 def card(monkeypatch):
-    return Card(monkeypatch)
+    yield Card(monkeypatch)
+    gpu.stream.cache_clear()
 
 
 @pytest.fixture
