@@ -27,6 +27,11 @@ def free_memory(device: torch.device) -> int:
     return held - torch.cuda.memory_allocated(index) + min(free, int(share * total) - held)
 
 
+def on(device: torch.device) -> AbstractContextManager:
+    """The thread's current device in the `with`, where it is a GPU: kernels of ours, and libraries beside PyTorch, work on that one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 @functools.cache
 def stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
     """A queue of its own on a GPU, the same for everybody who asks: libraries keep a workspace of tens of MB for each that was ever used, and

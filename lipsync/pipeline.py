@@ -275,7 +275,7 @@ def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Re
             progress(done, total, **about)
 
     def pieces() -> Iterator[np.ndarray]:
-        with torch.inference_mode():
+        with torch.inference_mode(), gpu.on(checked.device):
             latents = denoise.denoised(parts.runner, parts.vae, track, plan, prepared.features, **_drawing(prepared, drawing))
             yield from vae.decoded(parts.vae, vae.with_crops(latents, track, plan), track, plan)
         drawn.set()
@@ -291,30 +291,23 @@ def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Re
 @torch.inference_mode()
 def draw(prepared: Prepared, parts: Parts, progress: Progress = silent, blocks: Sequence[int] | None = None) -> torch.Tensor:
     """The latents of the new mouths by `parts.runner` and `parts.vae`, see `denoise.denoise_clip`; `blocks`: only those."""
-    return denoise.denoise_clip(
-        parts.runner,
-        parts.vae,
-        prepared.track,
-        prepared.plan,
-        prepared.features,
-        blocks=blocks,
-        spool_folder=folders.temp_dir(),
-        **_drawing(prepared, progress),
-    )
+    track, plan, temp = prepared.track, prepared.plan, folders.temp_dir()
+    with gpu.on(prepared.checked.device):
+        options = _drawing(prepared, progress)
+        return denoise.denoise_clip(parts.runner, parts.vae, track, plan, prepared.features, blocks=blocks, spool_folder=temp, **options)
 
 
 def _drawing(prepared: Prepared, progress: Progress) -> dict:
     """The options of `denoise.denoised` that the job says."""
-    job = prepared.job
-    return dict(
-        steps=job.steps, guidance=job.guidance, seed=job.seed, profile=job.profile, journal=prepared.journal, progress=progress
-    )
+    job, journal = prepared.job, prepared.journal
+    return dict(steps=job.steps, guidance=job.guidance, seed=job.seed, profile=job.profile, journal=journal, progress=progress)
 
 
 @torch.inference_mode()
 def decode(prepared: Prepared, latents: torch.Tensor, parts: Parts, progress: Progress = silent) -> Crops:
     """The new mouths as pictures, by `parts.vae`."""
-    return vae.decode_crops(parts.vae, latents, prepared.track, prepared.plan, spool_folder=folders.temp_dir(), progress=progress)
+    with gpu.on(prepared.checked.device):
+        return vae.decode_crops(parts.vae, latents, prepared.track, prepared.plan, spool_folder=folders.temp_dir(), progress=progress)
 
 
 def write(prepared: Prepared, crops: Crops | ComingCrops, progress: Progress = silent) -> Result:

@@ -3,14 +3,13 @@ import logging
 import mmap
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..errors import DependencyError, EngineError
-from ..gpu import stream
+from ..gpu import on, stream
 from ..progress import unchecked
 from ..unet import UNetConfig, deep_shape
 from . import engines, parity, storage
@@ -99,7 +98,7 @@ class RtxRunner(Runner):
         if gpu.key not in self.engine.manifest.get("parity", {}):
             expected = self._expected()  # before the engine takes the memory
         try:
-            with self._on_device():
+            with on(self.spec.device):
                 self._load()
             if expected is not None:
                 self._verify(gpu, expected)
@@ -146,7 +145,7 @@ class RtxRunner(Runner):
                 raise EngineError(
                     f"this engine is {self.engine.variant}: its {name} is {list(self._buffers[name].shape)}, not {list(tensor.shape)}."
                 )
-        with self._on_device(), self._lane as stream:
+        with on(self.spec.device), self._lane as stream:
             for name, tensor in given.items():
                 self._buffers[name].copy_(tensor, non_blocking=True)
             if not self._context.execute_async_v3(stream):
@@ -173,10 +172,6 @@ class RtxRunner(Runner):
     @property
     def _scratch_bytes(self) -> int:
         return self._plan.device_memory_size_v2 if self._plan else self.engine.manifest.get("activation_bytes") or 0
-
-    def _on_device(self):
-        """The library works on the current device."""
-        return torch.cuda.device(self.spec.device) if self.spec.device.type == "cuda" else nullcontext()
 
     def _gpu(self) -> Gpu:
         if self.gpu is None:
@@ -333,7 +328,7 @@ class RtxSession(Session):
         if not self.runner.capturable or self.runner.spec.device.type != "cuda":
             return step
         device = self.runner.spec.device
-        with torch.cuda.device(device):
+        with on(device):
             side = stream(device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..gpu import free_memory, stream
+from ..gpu import free_memory, on, stream
 from ..progress import unchecked
 from ..unet import LatentSyncUNet
 from .base import Runner, RunnerSpec, Session
@@ -133,7 +133,7 @@ class TorchSession(Session):
             return step
         # cuDNN's benchmark mode is left alone: it gains nothing here, and its choice may differ from run to run (docs/performance.md).
         runner, device = self.runner, self.runner.spec.device
-        with torch.cuda.device(device):
+        with on(device):
             side = stream(device)
             side.wait_stream(torch.cuda.current_stream())
             torch.cuda.empty_cache()
