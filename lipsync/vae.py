@@ -92,8 +92,9 @@ def decode_crops(vae, latents: torch.Tensor, track, timeline, *, spool_folder: P
         raise ShapeError(f"these faces need latents {list(wanted)}, not {list(latents.shape)}: decode what was denoised for them.")
 
     def pieces() -> Iterator[torch.Tensor]:
-        for piece in latents.split(BLOCK if _device(vae, latents) != "cpu" else 1):  # on a CPU one crop takes long enough
-            yield piece.clone()
+        size = BLOCK if _device(vae, latents) != "cpu" else 1  # on a CPU one crop takes long enough
+        for start in range(0, count, size):
+            yield latents[start : start + size].clone()
             mapped.release(latents)
 
     spool = Spool((side, side, 3), folder=spool_folder)

@@ -215,6 +215,13 @@ def test_drawing_decoding_and_writing_at_once_make_the_same_film(tmp_path):
     assert not list((tmp_path / "jobs").iterdir())
 
 
+@pytest.mark.parametrize("way", [lambda made, **options: run(made, **options), at_once])
+def test_where_nothing_is_said_nothing_is_drawn(tmp_path, way):
+    made, runner = job(tmp_path, 20, silence="keep"), StubRunner()
+    speech(made.audio, 0.8, loud=())
+    assert len(frames_of(way(made, runner=runner).path)) == 20 and runner.calls == 0
+
+
 def test_a_small_card_decodes_when_the_network_has_left(monkeypatch):
     """And a processor has no time for two things."""
     runner, free = StubRunner(), 0

@@ -50,8 +50,9 @@ class ClipWriter:
     encoder     "auto" takes the first that works of ENCODERS; a name prefers that one
 
     Until all is well the file has another name in the same folder; it appears under its own at the end of the `with`, and after an
-    error of any kind, Ctrl-C too, nothing is left and what was there before stays. `write` turns a frame into YUV; encoding runs in a thread
-    of its own, a few frames behind. Raises MediaError with the reason, from `write` or from the end of the `with`; ShapeError for a frame of another size.
+    error of any kind, Ctrl-C too, nothing is left and what was there before stays. `write` turns a frame into YUV;
+    encoding runs in a thread of its own, a few frames behind. Raises MediaError with the reason, from `write` or from the end of the
+    `with`; ShapeError for a frame of another size.
     """
 
     def __init__(self, path, width: int, height: int, rate, audio=None, crf: float = 18, *,
