@@ -269,6 +269,8 @@ def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Re
         if abandoned.is_set():  # the writing has failed, or was stopped
             raise KeyboardInterrupt
         progress(done, total, **about)
+        if done == total:
+            drawn.set()
 
     def writing(done, total, **about) -> None:
         if drawn.is_set():
@@ -278,7 +280,6 @@ def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Re
         with torch.inference_mode(), gpu.on(checked.device):
             latents = denoise.denoised(parts.runner, parts.vae, track, plan, prepared.features, **_drawing(prepared, drawing))
             yield from vae.decoded(parts.vae, vae.with_crops(latents, track, plan), track, plan)
-        drawn.set()
 
     with ahead(pieces(), depth=2) as made, gpu.beside(checked.device):
         count = len(plan.redrawn(track.found))

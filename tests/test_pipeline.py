@@ -215,7 +215,7 @@ def test_drawing_decoding_and_writing_at_once_make_the_same_film(tmp_path):
     assert not list((tmp_path / "jobs").iterdir())
 
 
-@pytest.mark.parametrize("way", [lambda made, **options: run(made, **options), at_once])
+@pytest.mark.parametrize("way", [run, at_once])
 def test_where_nothing_is_said_nothing_is_drawn(tmp_path, way):
     made, runner = job(tmp_path, 20, silence="keep"), StubRunner()
     speech(made.audio, 0.8, loud=())
