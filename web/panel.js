@@ -124,8 +124,10 @@ export function settled(work, milliseconds = 250) {
   };
 }
 
-/** Drops the last picture of the work, which the editor would go on showing in place of the result's. */
+/** Drops the last picture of the work, which the editor would go on showing beside the result's or in its place. It has no call for that: the pictures
+ * are in app.nodePreviewImages, and for newer editors and "Nodes 2.0" also in a Pinia store. */
 export function endLivePreview(node) {
-  const shown = app.nodePreviewImages ?? {};
-  for (const key of Object.keys(shown)) if (key.split(":").at(-1) === String(node.id)) delete shown[key];
+  const stores = document.getElementById("vue-app")?.__vue_app__?.config.globalProperties.$pinia?.state.value;
+  for (const shown of [app.nodePreviewImages, stores?.nodeOutput?.nodePreviewImages])
+    for (const key of Object.keys(shown ?? {})) if (key.split(":").at(-1) === String(node.id)) delete shown[key];
 }
