@@ -1,6 +1,7 @@
 """A TensorRT-RTX that needs no RTX card: doubles of the real bindings' classes, whose context reads the addresses it was given and evaluates
 the network there, on a CPU or on any CUDA device."""
 import contextlib
+import copy
 import ctypes
 import functools
 import json
@@ -9,7 +10,7 @@ from typing import ClassVar
 from unittest.mock import create_autospec, patch
 
 import torch
-from latentsync_rtx.lipsync.runners import engines, tensorrt_rtx
+from latentsync_rtx.lipsync.runners import TorchRunner, engines, tensorrt_rtx
 from latentsync_rtx.lipsync.runners import manifest as manifests
 from latentsync_rtx.lipsync.runners.manifest import Gpu
 from latentsync_rtx.lipsync.unet import LatentSyncUNet, deep_shape
@@ -18,6 +19,8 @@ from latentsync_rtx.tests.runners.bindings import stubs
 VERSION = "1.7.1.116"
 CARD = Gpu("NVIDIA GeForce RTX 4090", "8.9", "13.0")
 NUMPY_TYPES = {torch.float16: "<f2", torch.int64: "<i8"}
+FRAMES, SIDE = 4, 4  # of the blocks and latents of tests
+PARITY = {CARD.key: {"passed": True, "cosine": 1.0, "largest_error": 0.0}}
 CYCLES = 20_000_000  # of a GPU: some 10 ms
 
 
@@ -248,3 +251,47 @@ def late_lanes():
     real = tensorrt_rtx.Lane
     with patch.object(tensorrt_rtx, "Lane", lambda device: real(device) if device.type == "cuda" else LateLane(device)):
         yield
+
+
+# --- what tests of the runner share ---
+
+
+def reference(unet):
+    """The network in PyTorch. Its own copy: a runner takes a network over."""
+    return lambda: TorchRunner(copy.deepcopy(unet), next(unet.parameters()).device, torch.float32, graph=False)
+
+
+def inputs(device, rows=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    sample = torch.randn(rows, 13, FRAMES, SIDE, SIDE, generator=generator)
+    audio = torch.randn(rows, FRAMES, 50, 384, generator=generator)
+    return sample.half().to(device), torch.tensor([400 + seed]).to(device), audio.half().to(device)
+
+
+def assert_computes_the_network(runner, unet, device):
+    """Three different calls, the inputs still being computed when they are handed over, and the answers read at once."""
+    for seed in (1, 2, 3):
+        sample, timestep, audio = inputs(device, rows=runner.spec.batch, seed=seed)
+        late = [torch.zeros_like(sample), torch.zeros_like(timestep), torch.zeros_like(audio)]
+        if device.type == "cuda":
+            torch.cuda._sleep(CYCLES)
+        for tensor, value in zip(late, (sample, timestep, audio), strict=True):
+            tensor.copy_(value)
+        found = runner.predict(*late).clone()
+        for tensor in late:
+            tensor.zero_()  # the caller's buffers are the caller's
+        expected = unet(sample.float(), timestep, audio.float())
+        torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
+
+
+def job(frames, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (frames, 4, SIDE, SIDE)
+    return {
+        "masked_latents": torch.randn(shape, generator=generator),
+        "reference_latents": torch.randn(shape, generator=generator),
+        "audio": torch.randn(frames, 50, 384, generator=generator),
+        "latent_keep": (torch.randn(SIDE, SIDE, generator=generator) > 0).float(),
+        "base_noise": torch.randn(shape[1:], generator=generator),
+        "steps": 3,
+    }
