@@ -10,7 +10,7 @@ export function facePicker(node) {
   const strip = element("canvas", { className: "strip", title: "The clip from start to end: green where the face was found, red where not" });
   const caption = element("div", { className: "caption", textContent: HINT });
   const content = element("div", { className: "latentsync" }, view, strip, caption);
-  let track = null, shot = null, seconds = 0, wanted = null, busy = false;
+  let track = null, shot = null, seconds = 0, wanted = null, busy = false, part = 0;
 
   const length = () => (track ? track.frames / track.rate : shot?.duration ?? 0);
   const height = () => STRIP + TEXT + 18 + (view.hidden ? 0 : Math.round(((node.size[0] - 2 * MARGIN - 12) * view.height) / view.width) + 5);
@@ -120,10 +120,12 @@ export function facePicker(node) {
     }
   };
 
+  const pointed = () => Math.min(part * length(), length() - 1e-3);
   const scrub = (event) => {
-    const area = strip.getBoundingClientRect(), part = Math.min(1, Math.max(0, (event.clientX - area.left) / area.width));
-    if (length()) look(Math.min(part * length(), length() - 1e-3));
-    else look(0).then(() => length() && look(Math.min(part * length(), length() - 1e-3))); // now it is known how long the clip is
+    const area = strip.getBoundingClientRect();
+    part = Math.min(1, Math.max(0, (event.clientX - area.left) / area.width));
+    if (length()) look(pointed());
+    else if (!busy) look(0).then(() => length() && look(pointed())); // now it is known how long the clip is, and where the pointer went meanwhile
   };
   strip.addEventListener("pointerdown", (event) => {
     strip.setPointerCapture(event.pointerId);

@@ -33,9 +33,10 @@ export function grow(node) {
   node.setDirtyCanvas?.(true, true);
 }
 
-function linkOf(graph, id) {
-  if (id === null || id === undefined) return undefined;
-  return graph.getLink?.(id) ?? graph.links?.get?.(id) ?? graph.links?.[id];
+/** The link that arrives at an input. Ids are numbers in some editors, strings in others. */
+function linkInto(node, slot) {
+  for (const link of node?.graph?.links.values() ?? []) if (String(link.target_id) === String(node.id) && link.target_slot === slot) return link;
+  return null;
 }
 
 /** The node of the root graph, or of a subgraph in it, that stands for `subgraph`. */
@@ -53,9 +54,9 @@ function standIn(subgraph, graph = app.graph) {
 export function upstream(node, name) {
   let slot = node?.inputs?.findIndex((input) => input.name === name) ?? -1;
   while (node && slot >= 0) {
-    const link = linkOf(node.graph, node.inputs[slot]?.link);
+    const link = linkInto(node, slot);
     if (!link) return null;
-    if (link.origin_id === SUBGRAPH_INPUT) {
+    if (Number(link.origin_id) === SUBGRAPH_INPUT) {
       node = standIn(node.graph);
       slot = link.origin_slot;
       continue;
@@ -67,19 +68,22 @@ export function upstream(node, name) {
   return null;
 }
 
-/** The value of a widget that will be used: that on the outside, when the widget is shown on the node of a subgraph. */
-export function valueOf(node, name) {
-  const input = node?.inputs?.find((one) => one.widget?.name === name);
-  const link = linkOf(node?.graph, input?.link);
-  if (link?.origin_id === SUBGRAPH_INPUT) {
+/** The widget whose value will be used: that on the outside, when it is shown on the node of a subgraph. */
+function widgetOf(node, name) {
+  const link = linkInto(node, node?.inputs?.findIndex((one) => one.widget?.name === name));
+  if (Number(link?.origin_id) === SUBGRAPH_INPUT) {
     const outer = standIn(node.graph);
-    return valueOf(outer, outer?.inputs[link.origin_slot]?.name);
+    return widgetOf(outer, outer?.inputs[link.origin_slot]?.name);
   }
-  return node?.widgets?.find((widget) => widget.name === name)?.value;
+  return node?.widgets?.find((widget) => widget.name === name);
+}
+
+export function valueOf(node, name) {
+  return widgetOf(node, name)?.value;
 }
 
 export function setValue(node, name, value) {
-  const widget = node.widgets?.find((one) => one.name === name);
+  const widget = widgetOf(node, name);
   if (!widget) return;
   widget.value = value;
   widget.callback?.(value, app.canvas, node);
