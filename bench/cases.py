@@ -9,10 +9,11 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from ..lipsync import denoise, ops, vae_fast
+from ..lipsync.errors import DependencyError
 from ..lipsync.profiles import choose
 from ..lipsync.runners import TorchRunner
 from ..lipsync.unet import UNetConfig
-from . import face, job, networks, profiles, reference
+from . import face, networks, profiles, reference
 from .measure import Row, apart, captured, disturbances, exact, milliseconds, peak
 
 GUIDANCE = 1.5
@@ -157,7 +158,11 @@ def faces(setup: Setup) -> Iterator[Row]:
 
 
 def clip(setup: Setup) -> Iterator[Row]:
-    """A whole job, without looking for faces."""
+    """A whole job, without looking for faces. Raises DependencyError without PyAV, which the other groups do not need."""
+    try:
+        from . import job
+    except ImportError as error:
+        raise DependencyError(f"a whole job reads and writes films, which needs PyAV ({error}): pip install av") from error
     yield from job.rows(setup)
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..lipsync import denoise, pipeline
+from ..lipsync import denoise
 from ..lipsync.checkpoint import Uninitialised
 from ..lipsync.mask import keep_mask
 from ..lipsync.profiles import EXACT, PROFILES, Evaluation, Plan
+from ..lipsync.progress import silent
 from ..lipsync.runners import TorchRunner
 from ..lipsync.unet import LatentSyncUNet, UNetConfig
 from . import networks
@@ -67,10 +68,12 @@ def cost(plan: Plan, work: dict[Evaluation, float]) -> float:
     return sum(work[evaluation] for evaluation in plan.evaluations)
 
 
-def drift(job: pipeline.Job, progress=pipeline.silent) -> Iterator[dict]:
-    """Each profile on a clip, by `job.model`: a dict for each with name, label, cost (guided steps a block, computed), seconds (of denoising),
-    and against the exact profile's result: apart (1 - cosine of the latents), latent_psnr and psnr (dB; of latents against their range, of
-    the redrawn pixels of the crops; None for the exact one)."""
+def drift(job, progress=silent) -> Iterator[dict]:
+    """Each profile on the clip of a `pipeline.Job`, by its model: a dict for each with name, label, cost (guided steps a block, computed),
+    seconds (of denoising), and against the exact profile's result: apart (1 - cosine of the latents), latent_psnr and psnr (dB; of latents
+    against their range, of the redrawn pixels of the crops; None for the exact one)."""
+    from ..lipsync import pipeline  # PyAV: `rows` does without
+
     checked = pipeline.check(replace(job, resume=False, profile=EXACT, backend="torch"))
     parts = pipeline.load(checked)
     prepared = pipeline.prepare(checked, parts, progress)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..lipsync import gpu
-from ..lipsync.errors import LatentSyncError
+from ..lipsync.errors import DependencyError, LatentSyncError
 from .terminal import TerminalProgress
 
 HELP = "measure every stage on this machine (random weights; nothing to download), or compare two measurements"
@@ -57,9 +57,12 @@ def main(arguments) -> int:
     rows = []
     with torch.inference_mode():
         for name in names:
-            for row in CASES[name](setup):
-                rows.append(asdict(row))
-                _write(_line(rows[-1], LIMITS_HOLD_ON in facts.get("GPU", "")))
+            try:
+                for row in CASES[name](setup):
+                    rows.append(asdict(row))
+                    _write(_line(rows[-1], LIMITS_HOLD_ON in facts.get("GPU", "")))
+            except DependencyError as error:
+                _write(f"{name}: {error}")
             if setup.device.type == "cuda":
                 torch.cuda.empty_cache()
     if arguments.json:

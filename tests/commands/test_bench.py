@@ -1,8 +1,13 @@
 """`bench` from the terminal."""
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from latentsync_rtx import commands
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def bench(*arguments):
@@ -32,6 +37,16 @@ def test_the_whole_job_runs_small(capsys):
     assert bench("--only", "clip", "--device", "cpu") == 0
     printed = capsys.readouterr().out
     assert "sound and faces" in printed and "denoise, decode and restore" in printed
+
+
+def test_networks_are_measured_where_pyav_is_missing(tmp_path):
+    """As on many a rented GPU."""
+    program = "import sys, runpy; sys.modules['av'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", program, str(ROOT), "bench", "--only", "vae,clip", "--device", "cpu", "--json", str(tmp_path / "a.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "VAE of a block" in done.stdout and "clip: a whole job reads and writes films, which needs PyAV" in done.stdout
+    assert json.loads((tmp_path / "a.json").read_text())["rows"]
 
 
 @pytest.mark.parametrize("arguments", [("--only", "unet,kitchen"), ("--compare", "missing.json", "missing.json")])
