@@ -21,7 +21,7 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
     What `items` raises is raised to the reader. Leaving the context stops the thread after the item in hand and closes a generator.
     """
     waiting: queue.Queue = queue.Queue(depth)
-    stop = threading.Event()
+    stop, ended = threading.Event(), threading.Event()  # is_alive() is wrong after a join that Ctrl-C cut short
 
     def put(entry) -> bool:
         while not stop.is_set():
@@ -31,15 +31,16 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
         return False
 
     def read() -> None:
-        error = None
         try:
             with closing(items) if hasattr(items, "close") else nullcontext():
                 for item in items:
                     if not put((item, None)):
                         return
+            put((_END, None))
         except BaseException as raised:  # whatever it is belongs to the reader
-            error = raised
-        put((_END, error))
+            put((_END, raised))
+        finally:
+            ended.set()
 
     def received() -> Iterator[T]:
         while True:
@@ -54,12 +55,13 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
             yield item
 
     thread = threading.Thread(target=read, name="latentsync-ahead", daemon=True)
-    thread.start()
     try:
+        thread.start()
         yield received()
     finally:
         stop.set()
-        thread.join()
+        while thread.ident is not None and not ended.wait(WAIT_SECONDS):
+            pass
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int = 2) -> Iterator[R]:

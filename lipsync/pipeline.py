@@ -2,6 +2,7 @@
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -277,8 +278,8 @@ def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Re
             progress(done, total, **about)
 
     def pieces() -> Iterator[np.ndarray]:
-        with torch.inference_mode(), gpu.on(checked.device):
-            latents = denoise.denoised(parts.runner, parts.vae, track, plan, prepared.features, **_drawing(prepared, drawing))
+        latents = denoise.denoised(parts.runner, parts.vae, track, plan, prepared.features, **_drawing(prepared, drawing))
+        with torch.inference_mode(), gpu.on(checked.device), closing(latents):
             yield from vae.decoded(parts.vae, vae.with_crops(latents, track, plan), track, plan)
 
     with ahead(pieces(), depth=2) as made, gpu.beside(checked.device):

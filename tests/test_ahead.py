@@ -77,3 +77,18 @@ def test_in_order_takes_few_items_on_its_way():
     taken = []
     for count, _ in enumerate(in_order(lambda i: i, source(taken), workers=2), 1):
         assert len(taken) <= count + 5
+
+
+def test_ctrl_c_while_the_thread_starts_stops_it(monkeypatch):
+    start, started, taken = threading.Thread.start, [], []
+
+    def interrupted(thread):
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), ahead(source(taken), depth=1):
+        pytest.fail("nobody reads")
+    started[0].join(5)
+    assert not started[0].is_alive() and taken[-1] == "closed"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from latentsync_rtx import commands
+from latentsync_rtx.bench.stubs import LinearVAE
 from latentsync_rtx.commands import run as run_command
 from latentsync_rtx.lipsync import folders, pipeline, spool, weights
 from latentsync_rtx.lipsync.clip import open_clip, read_audio, write
@@ -255,6 +256,18 @@ def test_broken_numbers_are_named_while_the_film_is_written(tmp_path):  # F36
     with pytest.raises(NumericError, match="crops 32, 33"):
         at_once(made, Broken())
     assert not made.out.exists()
+
+
+def test_a_decoder_that_fails_leaves_no_thread_while_its_error_is_held(tmp_path):
+    class Failing(LinearVAE):
+        def decode(self, latents):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    checked, given = pipeline.check(job(tmp_path, 60)), replace(parts(), vae=Failing())
+    prepared = pipeline.prepare(checked, given)
+    with pytest.raises(torch.OutOfMemoryError) as held:
+        pipeline.at_once(prepared, given)
+    assert held and not [thread for thread in threading.enumerate() if thread.name == "latentsync-ahead"]
 
 
 def test_a_job_that_is_stopped_half_way_goes_on_there(tmp_path):  # F49

@@ -31,6 +31,7 @@ ENCODERS = ("libx264", *_IN_HARDWARE, "libopenh264", "mpeg4")  # best picture fo
 _STALE_SECONDS = 86400
 # In small pictures x264's macroblock tree reads memory that nobody wrote (seen below 544 px of width, with MALLOC_PERTURB_): one clip, many files.
 _SMALL, _REPEATABLE = 640, {"x264-params": "mbtree=0"}
+_WAIT_SECONDS = 0.1  # at a time: Ctrl-C comes through on Windows as well
 _WAITING_FRAMES = 4  # that encoding may lag behind before `write` waits
 
 
@@ -69,6 +70,7 @@ class ClipWriter:
         self._container = self._sound = self._error = None
         self._abandoned = self._finished = False
         self._waiting: queue.Queue = queue.Queue(_WAITING_FRAMES)
+        self._ended = threading.Event()  # is_alive() is wrong after a join that Ctrl-C cut short
         self._thread = threading.Thread(target=self._work, name=f"encode {self.path.name}", daemon=True)
 
     def __enter__(self) -> "ClipWriter":
@@ -79,21 +81,23 @@ class ClipWriter:
             self._remove_stale()
             self._partial.open("xb").close()  # the system's own words when the folder cannot be written
             self._open()
+            self._thread.start()
         except BaseException as error:
+            self._abandoned = True  # if the thread runs already, it has no work and no need to be waited for
+            self._waiting.put(None)
             self._discard()
             if isinstance(error, (av.FFmpegError, OSError, ValueError)) and not isinstance(error, ShapeError):
                 raise self._cannot(error) from error
             raise
-        self._thread.start()
         return self
 
     def write(self, frame: np.ndarray) -> None:
         """Append one frame, uint8 RGB [height, width, 3]; it is copied."""
         if frame.dtype != np.uint8 or frame.shape != (self.height, self.width, 3):
             raise ShapeError(f"this clip takes frames uint8 [{self.height}, {self.width}, 3], not {frame.dtype} {list(frame.shape)}")
-        if not self._thread.is_alive():
-            raise ValueError("a ClipWriter writes inside its `with` block only")
         self._raise_error()
+        if self._thread.ident is None or self._ended.is_set():
+            raise ValueError("a ClipWriter writes inside its `with` block only")
         odd = (self.height % 2, self.width % 2)
         if any(odd):
             frame = np.pad(frame, ((0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
@@ -101,7 +105,7 @@ class ClipWriter:
             picture = to_yuv(self._convert, av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"), self._look, "yuv420p")
         except (av.FFmpegError, OSError, ValueError) as error:
             raise self._cannot(error) from error
-        self._waiting.put(picture)
+        self._put(picture)
         self.frames_written += 1
 
     def __exit__(self, kind, error, trace) -> None:
@@ -134,13 +138,21 @@ class ClipWriter:
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            raise self._error if isinstance(self._error, MediaError) else self._cannot(self._error) from self._error
+            known = isinstance(self._error, MediaError) or not isinstance(self._error, Exception)
+            raise self._error if known else self._cannot(self._error) from self._error
+
+    def _put(self, item) -> None:
+        """Hand something to the thread, unless it has ended."""
+        while not self._ended.is_set():
+            with contextlib.suppress(queue.Full):
+                return self._waiting.put(item, timeout=_WAIT_SECONDS)
 
     def _stop(self) -> None:
-        if self._thread.is_alive():
-            self._waiting.put(None)
-            while self._thread.is_alive():
-                self._thread.join(0.1)  # in short waits: Ctrl-C comes through on Windows as well
+        if self._thread.ident is None:  # never started
+            return
+        self._put(None)
+        while not self._ended.wait(_WAIT_SECONDS):
+            pass
 
     def _abandon(self) -> None:
         self._abandoned = True
@@ -198,24 +210,29 @@ class ClipWriter:
     def _work(self) -> None:
         """The encoding thread. After an error it only empties the queue, so that `write` never waits for nobody."""
         count = 0
-        while (picture := self._waiting.get()) is not None:
+        try:
+            while (picture := self._waiting.get()) is not None:
+                if self._error is None and not self._abandoned:
+                    count = self._tried(self._encode, picture, count) or count
             if self._error is None and not self._abandoned:
-                try:
-                    self._encode(picture, count)
-                    count += 1
-                except Exception as error:
-                    self._error = error
-        if self._error is None and not self._abandoned:
-            try:
-                self._finish(count)
-            except Exception as error:
-                self._error = error
+                self._tried(self._finish, count)
+        finally:
+            self._ended.set()
 
-    def _encode(self, picture: av.VideoFrame, count: int) -> None:
+    def _tried(self, work, *given):
+        """What `work` gives; whatever it raises is told to the writer."""
+        try:
+            return work(*given)
+        except BaseException as error:
+            self._error = error
+
+    def _encode(self, picture: av.VideoFrame, count: int) -> int:
+        """-> how many there are now."""
         picture.pts, picture.time_base = count, 1 / self.rate
         self._mux_pictures(self._stream.encode(picture))
         if self._sound is not None:
             self._container.mux(self._sound.until((count + 1) / self.rate))
+        return count + 1
 
     def _finish(self, count: int) -> None:
         self._mux_pictures(self._stream.encode(None))

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -271,6 +272,66 @@ def test_frames_are_copied_and_may_be_views(tmp_path, media):
             writer.write(buffer[..., :3])
             buffer[:] = 0
     assert media.numbers(open_clip(tmp_path / "a.mp4").frames()) == list(range(30))
+
+
+def interrupted_after(monkeypatch, owner, name):
+    """Ctrl-C arrives just after the first call of a method, in whoever called it."""
+    original, calls = getattr(owner, name), []
+
+    def method(self, *given):
+        result = original(self, *given)
+        if not calls:
+            calls.append(name)
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, method)
+
+
+def encoders():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("encode ")]
+
+
+def wait_for_no(threads, seconds=5.0):
+    end = time.monotonic() + seconds
+    while threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    return not threads()
+
+
+def test_ctrl_c_while_the_encoder_starts_leaves_nothing(tmp_path, monkeypatch):  # F30
+    interrupted_after(monkeypatch, threading.Thread, "start")
+    with pytest.raises(KeyboardInterrupt), ClipWriter(tmp_path / "out.mp4", 64, 48, 25):
+        pytest.fail("the writer did not open")
+    assert wait_for_no(encoders) and not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_while_the_film_is_finished_waits_for_the_encoder(tmp_path, monkeypatch):
+    """Closing the file under a thread that writes into it would end the process."""
+    closed, finish = [], ClipWriter._finish
+
+    def slowly(writer, count):
+        time.sleep(0.5)
+        closed.append(writer._container is None)
+        finish(writer, count)
+
+    monkeypatch.setattr(ClipWriter, "_finish", slowly)
+    writer = ClipWriter(tmp_path / "out.mp4", 64, 48, 25)
+    with pytest.raises(KeyboardInterrupt), writer:
+        writer.write(np.zeros((48, 64, 3), np.uint8))
+        interrupted_after(monkeypatch, type(writer._ended), "wait")
+    assert closed == [False] and not encoders() and not list(tmp_path.iterdir())
+
+
+def test_whatever_ends_the_encoder_is_told(tmp_path, monkeypatch):
+    def stop(writer, picture, count):
+        raise SystemExit("told to")
+
+    monkeypatch.setattr(ClipWriter, "_encode", stop)
+    with pytest.raises(SystemExit), ClipWriter(tmp_path / "out.mp4", 64, 48, 25) as writer:
+        for _ in range(20):
+            writer.write(np.zeros((48, 64, 3), np.uint8))
+    assert not encoders() and not list(tmp_path.iterdir())
 
 
 def test_without_libx264_another_encoder_is_found(tmp_path, media, monkeypatch, caplog):
