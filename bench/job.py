@@ -38,7 +38,7 @@ def rows(setup) -> Iterator[Row]:
     size = (640, 360) if setup.small else SIZE
     count = setup.frames + 1 if setup.small else FRAMES if setup.memory is None else SHORT
     within = f" within {setup.memory:g} GB" if setup.memory else ""
-    with tempfile.TemporaryDirectory() as name, limited(setup.memory) if setup.memory else contextlib.nullcontext():
+    with tempfile.TemporaryDirectory() as name, limited(setup.memory, setup.device) if setup.memory else contextlib.nullcontext():
         parts = random_parts(setup)
         first = setup.frames + count % setup.frames  # a block and the tail
         seconds = run(setup, parts, Path(name), size, first)
@@ -102,12 +102,13 @@ def tone(seconds: Fraction) -> dict:
 
 
 @contextlib.contextmanager
-def limited(gigabytes: float):
+def limited(gigabytes: float, device: torch.device):
     """As on a card of that size: PyTorch gets what is left beside the driver's own share, and no more."""
-    total = torch.cuda.get_device_properties(0).total_memory
+    index = torch.cuda.current_device() if device.index is None else device.index
+    total = torch.cuda.get_device_properties(index).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(max(gigabytes - DRIVER_SHARE, 0.1) * 1e9 / total)
+    torch.cuda.set_per_process_memory_fraction(max(gigabytes - DRIVER_SHARE, 0.1) * 1e9 / total, index)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.set_per_process_memory_fraction(1.0, index)

@@ -24,12 +24,12 @@ class Row:
     note: str = ""
 
 
-def machine() -> dict[str, str]:
+def machine(device: torch.device) -> dict[str, str]:
     """What the numbers were measured on, for people."""
     facts = {"processor": platform.processor() or platform.machine(), "system": platform.platform(), "PyTorch": torch.__version__}
-    if torch.cuda.is_available():
-        facts["GPU"] = torch.cuda.get_device_name()
-        facts["GPU memory"] = f"{torch.cuda.get_device_properties(0).total_memory / 1e9:.1f} GB"
+    if device.type == "cuda":
+        facts["GPU"] = torch.cuda.get_device_name(device)
+        facts["GPU memory"] = f"{torch.cuda.get_device_properties(device).total_memory / 1e9:.1f} GB"
         try:
             import triton
 

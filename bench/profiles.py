@@ -1,6 +1,6 @@
 """What each profile costs, and how far its results are from the exact ones: of one block in time, of a clip in pictures."""
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -99,7 +99,18 @@ def drift(job, progress=silent) -> Iterator[dict]:
     prepared.close()
 
 
-def table(results: Iterator[dict]) -> Iterator[str]:
+def rows_of(one: dict) -> Iterator[Row]:
+    """A profile of `drift` as the other groups of `bench` have theirs; what is infinite is left out."""
+    yield Row(f"clip, {one['name']}", one["seconds"], "s", note=one["label"])
+    yield Row(f"clip, {one['name']}: work of a block in guided steps", one["cost"], "", note="computed")
+    if one["apart"] is not None:
+        yield Row(f"clip, {one['name']}: 1 - cosine of latents to {EXACT}", one["apart"], "", note="approximate")
+        for key, of in (("latent_psnr", "latents"), ("psnr", "redrawn pixels")):
+            if np.isfinite(one[key]):
+                yield Row(f"clip, {one['name']}: PSNR of {of} to {EXACT}", one[key], "dB", note="approximate")
+
+
+def table(results: Iterable[dict]) -> Iterator[str]:
     """Lines of Markdown."""
     yield f"| profile | | guided steps a block | seconds | 1 - cosine of latents to {EXACT} | PSNR of latents | PSNR of redrawn pixels |"
     yield "|---|---|---|---|---|---|---|"

@@ -19,7 +19,7 @@ from ..lipsync import compare, face, pipeline, profiles, sound, weights
 from ..lipsync.clip import ClipWriter, open_clip, read_audio
 from ..lipsync.compare.pairs import scaled
 from ..lipsync.denoise import BLOCK_FRAMES
-from ..lipsync.errors import DependencyError, FaceError, LatentSyncError, ModelFileError
+from ..lipsync.errors import AudioError, DependencyError, FaceError, LatentSyncError, ModelFileError
 from ..lipsync.face.mediapipe import BLAZE_FILE
 from ..lipsync.progress import Progress, silent
 from ..lipsync.runners import Runner, RunnerSpec, TorchRunner
@@ -113,7 +113,7 @@ def rows(
     seconds = seconds or (SHORT if setup.small else SECONDS)
     models = _models(setup, which)
     say(models.text)
-    with TemporaryDirectory(prefix="latentsync-bench-") as name, limited(setup.memory) if setup.memory and setup.graphs else nullcontext():
+    with TemporaryDirectory(prefix="latentsync-bench-") as name, limited(setup.memory, setup.device) if setup.memory and setup.graphs else nullcontext():
         folder = Path(name)
         detector, told = write_media(folder, seconds, video, audio, SMALL if setup.small else LARGEST)
         say(told)
@@ -266,17 +266,20 @@ def _random(setup, text: str) -> Models:
 def write_media(folder: Path, seconds: float, video: Path | None, audio: Path | None, largest: int = LARGEST) -> tuple[face.Detector, str]:
     """SOURCE, its first frames as SHORT_SOURCE, and SPEECH in `folder`, so many seconds at 25 frames a second: `video` and `audio`, or the
     published fixture, or drawn ones. A clip that is too short runs back and forth; one with a side of more than `largest` px is scaled down.
-    -> who finds its face, and one line about it."""
+    -> who finds its face, and one line about it. Raises MediaError and AudioError for files that are not what they should be, before any work."""
     count = max(1, round(seconds * RATE))
     fixture = [next((folder / name for folder in SHARED if (folder / name).is_file()), None) for name in FIXTURE]
     video, audio = video or fixture[0], audio or fixture[1]
+    clip = open_clip(video, rate=RATE) if video else None  # whether its face can be found or not
+    spoken = read_audio(audio) if audio else None
+    if audio and spoken is None:
+        raise AudioError(f"{audio} has no sound: give a file with speech in it.")
     detector = _detector()
-    if video is None or detector is None:
+    if clip is None or detector is None:
         detector, size = StubDetector(), (largest, largest * 9 // 32 * 2)
         frames = (picture(*size, k) for k in range(count))
         told = "a drawn clip without a face (" + ("MediaPipe's files are missing" if video else "no clip was given") + ")"
     else:
-        clip = open_clip(video, rate=RATE)
         shrink = max(1.0, max(clip.width, clip.height) / largest)
         size = tuple(int(side / shrink) // 2 * 2 for side in (clip.width, clip.height))
         frames, told = (scaled(frame, *size) for frame in clip.frames_at(back_and_forth(clip.frame_count, count))), video.name
@@ -286,7 +289,6 @@ def write_media(folder: Path, seconds: float, video: Path | None, audio: Path | 
             whole.write(frame)
             if index < SHORT_FRAMES:
                 short.write(frame)
-    spoken = read_audio(audio) if audio else None
     write_speech(folder / SPEECH, sound.mono_16k(sound.check(spoken or tone(count / RATE))), count)
     return detector, f"film: {told}, {size[0]} x {size[1]}, {count} frames ({float(count / RATE):.2f} s); speech: {audio.name if audio else 'a tone'}"
 

@@ -3,14 +3,19 @@ import argparse
 import importlib
 import logging
 import sys
+from collections.abc import Callable
 
 from ..lipsync.errors import LatentSyncError
 
 COMMANDS = ("run", "batch", "build-engine", "bench", "validate", "doctor")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command; a typed error becomes one line on stderr and exit status 1, Ctrl-C becomes 130."""
+STOPPED = "stopped; nothing was left behind\n"
+
+
+def main(argv: list[str] | None = None, begin: Callable[[], None] = lambda: None) -> int:
+    """Run one command; a typed error becomes one line on stderr and exit status 1, Ctrl-C becomes 130. begin: called once the command's
+    modules are imported, before it does anything."""
     parser = argparse.ArgumentParser(prog="python <latentsync-rtx>", description="Lip-sync a video with LatentSync, without ComfyUI.")
     parser.add_argument("-v", "--verbose", action="store_true", help="log what each stage decides")
     subparsers = parser.add_subparsers(dest="command", required=True)
@@ -22,10 +27,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="%(levelname)s %(message)s")
     try:
+        begin()
         return modules[arguments.command].main(arguments)
     except LatentSyncError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing was left behind\n")
+        sys.stderr.write(STOPPED)
         return 130

@@ -1,10 +1,11 @@
 """`batch`: many jobs from a file, models loaded once."""
 import argparse
 import sys
+from dataclasses import replace
 
 from ..lipsync.batch import DONE, Results, open_jobs, read_jobs, results_path, run_batch
 from ..lipsync.errors import LatentSyncError
-from .models import add_download, download_models
+from .models import add_download, download_models, model_name
 from .terminal import TerminalProgress
 
 CLUSTER = "address", "workers", "cpus", "split_seconds"  # options of Ray
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     check_cluster(arguments)
-    entries = read_jobs(arguments.jobs)
+    entries = [named(entry) for entry in read_jobs(arguments.jobs)]
     results = Results(arguments.results or results_path(arguments.jobs))
     with TerminalProgress() as progress:
         download_models(arguments, (entry.job.model for entry in entries), progress)
@@ -48,6 +49,12 @@ def main(arguments: argparse.Namespace) -> int:
             return 130
     sys.stdout.write(f"{len(entries) - failed} of {len(entries)} jobs are done, {failed} failed: {results.path}\n")
     return 1 if failed else 0
+
+
+def named(entry):
+    """A line of the file with its model's whole name."""
+    name = entry.job.model and model_name(entry.job.model)
+    return entry if name == entry.job.model else replace(entry, job=replace(entry.job, model=name), given={**entry.given, "model": name})
 
 
 def check_cluster(arguments: argparse.Namespace) -> None:

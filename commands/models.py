@@ -1,9 +1,15 @@
-"""The option --download, of the commands that run jobs."""
+"""What the commands that run jobs have in common: models by name, and the option --download."""
 import argparse
 from collections.abc import Iterable
 
 from ..lipsync import weights
 from ..lipsync.progress import Progress
+
+DEMO = "demo"  # what people type, for a name that has spaces in it
+
+
+def model_name(text: str) -> str:
+    return weights.DEMO if text == DEMO else text
 
 
 def add_download(parser: argparse.ArgumentParser) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ..lipsync import audio, face, folders, timeline, weights
+from ..lipsync import audio, face, folders, pipeline, timeline
 from ..lipsync.clip import ENCODERS
 from ..lipsync.errors import MediaError
-from ..lipsync.pipeline import Job, run
+from ..lipsync.pipeline import Job
 from ..lipsync.profiles import PROFILES
 from ..lipsync.runners.choice import BACKENDS
 from ..lipsync.silence import SILENCES
-from .models import add_download, download_models
+from .models import DEMO, add_download, download_models, model_name
 from .terminal import TerminalProgress
 
 HELP = "lip-sync one video to one speech"
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--video", type=Path, required=True, help="the clip")
     parser.add_argument("--audio", type=Path, required=True, help="the new speech (a sound file, or a video with sound)")
     parser.add_argument("--out", type=Path, required=True, help="the MP4 to write")
-    parser.add_argument("--model", default=DEFAULTS.model, help=f"file in models/latentsync, or {weights.DEMO!r} (default: first found)")
+    parser.add_argument("--model", type=model_name, default=DEFAULTS.model, help=f"file in models/latentsync, or {DEMO} (default: first found)")
     parser.add_argument("--vae", help="VAE file or folder (default: looked for in models/vae)")
     parser.add_argument("--profile", choices=PROFILES, default=DEFAULTS.profile, help="exact, or approximate for speed (default %(default)s)")
     parser.add_argument("--steps", type=int, default=DEFAULTS.steps, help=f"of {DEFAULTS.profile}; other than %(default)s is approximate too")
@@ -62,10 +62,13 @@ def main(arguments: argparse.Namespace) -> int:
     job = Job(**options, work_rate=None if arguments.rate == "source" else 25)
     with TerminalProgress() as progress:
         download_models(arguments, [job.model], progress)
+        checked = pipeline.check(job)
+        parts = pipeline.load(checked)
+        prepared = pipeline.prepare(checked, parts, progress)
         try:
-            result = run(job, progress=progress)
+            result = pipeline.complete(prepared, parts, progress, keep=False)
         except KeyboardInterrupt:
-            if not job.resume:
+            if prepared.journal is None or not prepared.journal.names:
                 raise
             progress.close()
             sys.stderr.write("stopped; the same command goes on from the last finished block\n")

@@ -20,6 +20,7 @@ app.registerExtension({
   setup: loadStyle,
   nodeCreated(node) {
     if (node.comfyClass?.startsWith("LatentSync")) hideAdvanced(node);
+    if (node.comfyClass === "LatentSyncRestore") node.previewMediaType = "video"; // the first "Nodes 2.0" take what it shows for a picture
     PANELS[node.comfyClass]?.(node);
   },
 });

@@ -1,5 +1,6 @@
 """A real ComfyUI for the tests in this folder, and the media it works on."""
 import json
+import os
 import shutil
 import signal
 import sys
@@ -95,14 +96,17 @@ def start_server(tmp_path_factory) -> Iterator[Callable[..., Comfy]]:
 def comfy(start_server, face_files, media, tmp_path_factory) -> Comfy:
     """The server that most tests share, with ComfyUI's default cache, the face models in its models folder and `media` as its input.
 
-    `network_calls`: a file with a line for each call to another machine. /held: see HELD."""
+    `network_calls`: a file with a line for each call to another machine. /held: see HELD.
+    LATENTSYNC_FRONTEND: the folder of another frontend to serve, see browser/conftest.py."""
     recorder = tmp_path_factory.mktemp("recorder")
     (recorder / "sitecustomize.py").write_text(RECORDER, encoding="utf-8")
     watcher = tmp_path_factory.mktemp("custom_nodes")
     (watcher / "held").mkdir()
     (watcher / "held" / "__init__.py").write_text(HELD, encoding="utf-8")
     environment = {"PYTHONPATH": str(recorder), "NETWORK_CALLS": str(recorder / "calls")}
-    started = start_server(environment=environment, extra_model_paths={"custom_nodes": watcher})
+    front_end = os.environ.get("LATENTSYNC_FRONTEND")
+    options = ["--front-end-root", front_end] if front_end else []
+    started = start_server(*options, environment=environment, extra_model_paths={"custom_nodes": watcher})
     started.network_calls = recorder / "calls"
     started.network_calls.touch()
     shutil.copytree(face_files, started.server.base / "models" / "latentsync" / "face", dirs_exist_ok=True)

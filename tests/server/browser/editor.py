@@ -6,6 +6,7 @@ import requests
 ROOT = Path(__file__).resolve().parents[3]
 SHOTS = ROOT / "build" / "screenshots"
 SECONDS = 120  # for anything that a page waits for
+RENDERERS = ["canvas", "nodes2"]  # how nodes are shown: drawn, or as elements of the page ("Nodes 2.0")
 # What a first visit would put over the graph.
 SETTINGS = {
     "Comfy.TutorialCompleted": True,
@@ -17,14 +18,15 @@ SETTINGS = {
 
 
 class Editor:
-    """page: Playwright's. errors: what the page reported against our own files, and exceptions nobody caught."""
+    """page: Playwright's. nodes_2: in "Nodes 2.0", where nodes are elements of the page; else they are drawn on a canvas.
+    errors: what the page reported against our own files, and exceptions nobody caught."""
 
-    def __init__(self, page, url: str):
-        self.page, self.url, self.errors = page, url, []
+    def __init__(self, page, url: str, nodes_2: bool = False):
+        self.page, self.url, self.nodes_2, self.errors = page, url, nodes_2, []
         page.set_default_timeout(SECONDS * 1000)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._hear)
-        for name, value in SETTINGS.items():
+        for name, value in {**SETTINGS, "Comfy.VueNodes.Enabled": nodes_2}.items():
             requests.post(f"{url}/settings/{name}", json=value, timeout=30).raise_for_status()
 
     def _hear(self, message) -> None:
@@ -49,14 +51,25 @@ class Editor:
                     if (node.subgraph) visit(node.subgraph);
                     if (kind && node.type !== kind) return;
                     for (const widget of node.widgets ?? []) if (widget.name in values) {
+                        const before = widget.value;
                         widget.value = values[widget.name];
                         widget.callback?.(widget.value);
+                        node.onWidgetChanged?.(widget.name, widget.value, before, widget);
                     }
                 });
                 visit(app.graph);
             }""",
             [kind, values],
         )
+
+    def run(self) -> None:
+        """Click on the button that queues the graph. It is in the element of that name, or is it."""
+        self.page.locator("[data-testid=queue-button]").locator("xpath=descendant-or-self::button").first.click()
+
+    def enter_subgraph(self) -> None:
+        """Look into the one subgraph."""
+        self.page.evaluate("(node => app.canvas.openSubgraph(node.subgraph, node))(app.graph.nodes.find(one => one.subgraph))")
+        self.settle()
 
     def values(self, kind: str, *names: str) -> list:
         return self.page.evaluate(
@@ -87,10 +100,10 @@ class Editor:
         )
 
     def focus(self, kind: str, zoom: float = 0.9) -> None:
-        """Bring the node of that class to the left top of the page."""
+        """Bring the node of that class, of the graph in view, to the left top of the page."""
         self.page.evaluate(
             """([kind, zoom]) => {
-                const node = app.graph.nodes.find(one => one.type === kind), view = app.canvas.ds;
+                const node = app.canvas.graph.nodes.find(one => one.type === kind), view = app.canvas.ds;
                 view.scale = zoom;
                 view.offset = [-node.pos[0] + 140 / zoom, -node.pos[1] + 160 / zoom];
                 app.canvas.setDirty(true, true);
@@ -98,6 +111,16 @@ class Editor:
             [kind, zoom],
         )
         self.settle()
+
+    def node(self, kind: str):
+        """The element of the node of that class, in "Nodes 2.0"."""
+        return self.page.locator(f"[data-node-id='{self.page.evaluate('kind => app.canvas.graph.nodes.find(one => one.type === kind).id', kind)}']")
+
+    def pictures(self, kind: str) -> list[str]:
+        """Addresses of the pictures that the node of that class shows."""
+        if self.nodes_2:
+            return self.node(kind).locator("img").evaluate_all("all => all.map(one => one.src)")
+        return self.page.evaluate("kind => (app.canvas.graph.nodes.find(one => one.type === kind).imgs ?? []).map(one => one.src)", kind)
 
     def click(self, place, x: float, y: float = 0.4) -> None:
         """Click at a share of the width and height of an element."""

@@ -1,14 +1,20 @@
 """What a person does in the editor: opens our templates, runs them, picks a face, asks for an engine and thinks better of it."""
+import os
 from itertools import pairwise
 
 import demo_media
 import numpy as np
 import pytest
 from comfy_client import CLIP, SPEECH
+from editor import RENDERERS
 from latentsync_rtx.lipsync.weights import DEMO
 
 TWO = "two faces.mp4"
 TITLE = 220, 148  # px: in the title of the node that the editor is focused on
+RUNS = [("lip-sync-a-video", 1, "canvas"), ("lipsync", 7, "canvas"), ("lipsync", 7, "nodes2")]
+if os.environ.get("LATENTSYNC_FRONTEND"):
+    RUNS.append(("lip-sync-a-video", 1, "nodes2"))
+BOTH = pytest.mark.parametrize("nodes_2", RENDERERS, indirect=True)
 FAST = {"steps": 1, "guidance": 1.0, "release_runner": False}
 
 
@@ -19,23 +25,28 @@ def two_faces(comfy):
     demo_media.write_clip(comfy.input / TWO, frames)
 
 
-@pytest.mark.parametrize("name, ours", [("lip-sync-a-video", 1), ("lipsync", 7)])
-def test_template_loads_clean_and_runs(editor, comfy, name, ours):
+@pytest.mark.parametrize("name, ours, nodes_2", RUNS, indirect=["nodes_2"])
+def test_template_loads_clean_and_runs(editor, comfy, nodes_2, name, ours):
     editor.open(f"?template={name}&source=latentsync-rtx")
     editor.page.wait_for_function("app.graph.nodes.length > 3")
     editor.settle()
     assert editor.page.get_by_text("Missing Node Types").count() == 0
-    assert editor.problems() == []
-    assert len(editor.page.evaluate("app.graph.nodes.filter(one => one.subgraph || one.type.startsWith('LatentSync'))")) == ours
+    assert editor.page.evaluate("app.graph.nodes.filter(one => one.subgraph || one.type.startsWith('LatentSync')).length") == ours
     editor.set("LoadVideo", file=CLIP)
     editor.set("LoadAudio", audio=SPEECH)
     editor.set("LatentSyncDenoise", **FAST)
-    editor.set(None, checkpoint=DEMO, seed=ours)  # a seed of its own, so that nothing of it comes out of the cache
+    editor.set(None, checkpoint=DEMO, seed=ours + 100 * nodes_2)  # a seed of its own, so that nothing of it comes out of the cache
+    assert editor.problems() == []
     editor.listen()
-    editor.page.get_by_test_id("queue-button").get_by_role("button").first.click()
+    if ours > 1:
+        editor.focus("LatentSyncDenoise")
+    editor.run()
+    editor.page.wait_for_function("document.body.textContent.includes('Drawing the mouth: ')")  # on the node
+    if ours > 1:
+        editor.focus("LatentSyncRestore")
     assert editor.ended() == "execution_success", editor.heard("execution_error")
     editor.settle(1)
-    editor.shot(f"{name}-done")
+    editor.shot(f"{name}-{'nodes2-' if nodes_2 else ''}done")
     spoken = [text["text"] for text in editor.heard("progress_text")]
     stages = {text.split(":")[0] for text in spoken}
     assert {"Drawing the mouth", "Decoding faces", "Putting faces back"} <= stages
@@ -43,7 +54,8 @@ def test_template_loads_clean_and_runs(editor, comfy, name, ours):
     (result,) = (shown["output"]["images"] for shown in editor.heard("executed") if str(shown["node"]) == "10")
     assert result[0]["type"] == "output" and (comfy.server.base / "output" / result[0]["subfolder"] / result[0]["filename"]).stat().st_size > 1000
     playing = editor.page.locator("video").evaluate_all("all => all.map(one => [one.src || one.querySelector('source')?.src, one.readyState, one.error])")
-    assert [one for one in playing if "output" in one[0] and one[1] >= 1 and one[2] is None], playing
+    for kind in ["output", "temp"] if ours > 1 else ["output"]:  # Save Video's, Restore's
+        assert [one for one in playing if f"type={kind}" in one[0] and one[1] >= 1 and one[2] is None], playing
 
 
 def test_five_inputs_are_all_that_a_person_fills(editor):
@@ -54,13 +66,19 @@ def test_five_inputs_are_all_that_a_person_fills(editor):
     assert shown == [["video", "speech", "checkpoint", "resolution", "seed"], ["checkpoint", "resolution", "seed"]]
 
 
-def test_advanced_inputs_come_with_the_menu(editor):
+def test_advanced_inputs_come_with_the_menu(editor, nodes_2):
     editor.open("?template=lipsync&source=latentsync-rtx")
     editor.page.wait_for_function("app.graph.nodes.length > 3")
     node = "app.graph.nodes.find(one => one.type === 'LatentSyncDenoise')"
     hidden = f"(() => {{ const node = {node}; return node.widgets.filter(one => !node.isWidgetVisible(one)).map(one => one.name); }})()"
     assert editor.page.evaluate(hidden) == ["release_runner", "silence_db", "resume"]
     editor.focus("LatentSyncDenoise")
+    if nodes_2:
+        shown = editor.node("LatentSyncDenoise")
+        assert "steps" in shown.inner_text() and "silence_db" not in shown.inner_text()
+        shown.get_by_test_id("advanced-inputs-button").click()
+        shown.get_by_text("silence_db").wait_for()
+        return
     editor.shot("advanced-hidden")
     rows = f"{node}.widgets.filter(one => !one.advanced).map(one => one.y)"
     assert len({after - before for before, after in pairwise(editor.page.evaluate(rows))}) == 1, "no gaps"
@@ -73,10 +91,13 @@ def test_advanced_inputs_come_with_the_menu(editor):
     editor.shot("advanced-shown")
 
 
-def test_a_click_picks_the_face(editor, comfy):
+@BOTH
+def test_a_click_picks_the_face(editor, comfy, nodes_2):
     editor.open("?template=lipsync&source=latentsync-rtx")
     editor.page.wait_for_function("app.graph.nodes.length > 3")
     editor.set("LoadVideo", file=TWO)
+    editor.set("LoadAudio", audio=SPEECH)
+    editor.set("LatentSyncFaceAlign", min_size=30 + nodes_2)  # not what the cache knows
     editor.focus("LatentSyncFaceAlign")
     strip, view, caption = (editor.page.locator(f".latentsync {part}") for part in (".strip", ".view", ".caption"))
     assert not view.is_visible(), "nothing is looked at before it is asked for"
@@ -91,15 +112,41 @@ def test_a_click_picks_the_face(editor, comfy):
     editor.page.evaluate("app.queuePrompt(0, 1, [String(app.graph.nodes.find(one => one.type === 'LatentSyncFaceAlign').id)])")  # that node alone
     assert editor.ended() == "execution_success", editor.heard("execution_error")
     editor.settle(1)
-    editor.shot("face-picked")
+    editor.shot(f"face-picked{'-nodes2' if nodes_2 else ''}")
     (shown,) = editor.heard("executed")
     (track,) = shown["output"]["latentsync_track"]
     assert track["frames"] == 15 and min(box[1] for box in track["boxes"]) > 0.5, "the right one, all the way"
     assert "15 of 15 frames" in caption.inner_text()
+    assert editor.heard("b_preview_with_metadata"), "the crop in work"
+    assert ["/view?" in address for address in editor.pictures("LatentSyncFaceAlign")] == [True], "the contact sheet, and no live picture any more"
     colours = strip.evaluate("one => [...one.getContext('2d').getImageData(one.width / 4, 16, 1, 1).data]")
     assert colours[1] > 1.5 * colours[0], f"green where the face was found, not {colours}"
     editor.set("LoadVideo", file=CLIP)
     assert editor.problems() == []
+
+
+def test_panels_inside_a_subgraph_know_what_comes_from_outside(editor):
+    editor.open("?template=lip-sync-a-video&source=latentsync-rtx")
+    editor.page.wait_for_function("app.graph.nodes.length > 3")
+    editor.set("LoadVideo", file=TWO)
+    editor.page.evaluate("app.graph.nodes.find(one => one.subgraph).widgets.find(one => one.name === 'resolution').value = '512'")
+    editor.enter_subgraph()
+    editor.focus("LatentSyncFaceAlign")
+    strip = editor.page.locator(".latentsync .strip")
+    area = strip.bounding_box()
+    editor.page.mouse.move(area["x"] + 2, area["y"] + 12)
+    editor.page.mouse.down()  # and on, before the length of the clip is known
+    editor.page.mouse.move(area["x"] + 0.5 * area["width"], area["y"] + 12)
+    editor.page.mouse.up()
+    editor.page.wait_for_function("document.querySelector('.latentsync .caption').textContent.match(/^0.3.*2 faces/)")
+    known = editor.page.evaluate(
+        """async () => {
+            const { upstream, valueOf } = await import("/extensions/latentsync-rtx/panel.js");
+            const node = app.canvas.graph.nodes.find(one => one.type === "LatentSyncFaceAlign");
+            return [upstream(node, "clip").type, valueOf(node, "resolution")];
+        }"""
+    )
+    assert known == ["LoadVideo", "512"]
 
 
 def test_engine_status_and_a_build_that_is_cancelled(editor, comfy):
