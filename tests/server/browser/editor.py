@@ -40,6 +40,10 @@ class Editor:
         self.page.wait_for_function("window.app && window.app.graph && window.app.extensionManager && !document.querySelector('#splash-loader')")
         return self
 
+    def version(self) -> tuple[int, ...]:
+        """Of the frontend."""
+        return tuple(int(part) for part in self.page.evaluate("window.__COMFYUI_FRONTEND_VERSION__").split("."))
+
     def load(self, workflow: dict) -> None:
         self.page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
 

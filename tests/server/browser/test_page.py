@@ -41,7 +41,8 @@ def test_template_loads_clean_and_runs(editor, comfy, nodes_2, name, ours):
     if ours > 1:
         editor.focus("LatentSyncDenoise")
     editor.run()
-    editor.page.wait_for_function("document.body.textContent.includes('Drawing the mouth: ')")  # on the node
+    if not nodes_2 or editor.version() > (1, 32, 9):  # its "Nodes 2.0" do not write a text anew
+        editor.page.wait_for_function("document.body.textContent.includes('Drawing the mouth: ')")  # on the node
     if ours > 1:
         editor.focus("LatentSyncRestore")
     assert editor.ended() == "execution_success", editor.heard("execution_error")
@@ -75,6 +76,8 @@ def test_advanced_inputs_come_with_the_menu(editor, nodes_2):
     editor.focus("LatentSyncDenoise")
     if nodes_2:
         shown = editor.node("LatentSyncDenoise")
+        if editor.version() <= (1, 32, 9):
+            pytest.skip("its Nodes 2.0 show every input")
         assert "steps" in shown.inner_text() and "silence_db" not in shown.inner_text()
         shown.get_by_test_id("advanced-inputs-button").click()
         shown.get_by_text("silence_db").wait_for()
