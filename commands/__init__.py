@@ -8,8 +8,6 @@ from collections.abc import Callable
 from ..lipsync.errors import LatentSyncError
 
 COMMANDS = ("run", "batch", "build-engine", "bench", "validate", "doctor")
-
-
 STOPPED = "stopped; nothing was left behind\n"
 
 

@@ -1,15 +1,16 @@
 """`run`: one clip and one speech in, one clip out."""
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from ..lipsync import audio, face, folders, pipeline, timeline
+from ..lipsync import audio, face, folders, journal, timeline
 from ..lipsync.clip import ENCODERS
 from ..lipsync.errors import MediaError
-from ..lipsync.pipeline import Job
+from ..lipsync.pipeline import Job, run
 from ..lipsync.profiles import PROFILES
 from ..lipsync.runners.choice import BACKENDS
 from ..lipsync.silence import SILENCES
@@ -62,19 +63,26 @@ def main(arguments: argparse.Namespace) -> int:
     job = Job(**options, work_rate=None if arguments.rate == "source" else 25)
     with TerminalProgress() as progress:
         download_models(arguments, [job.model], progress)
-        checked = pipeline.check(job)
-        parts = pipeline.load(checked)
-        prepared = pipeline.prepare(checked, parts, progress)
+        before = blocks()
         try:
-            result = pipeline.complete(prepared, parts, progress, keep=False)
+            result = run(job, progress=progress)
         except KeyboardInterrupt:
-            if prepared.journal is None or not prepared.journal.names:
+            if not job.resume or blocks() <= before:
                 raise
             progress.close()
             sys.stderr.write("stopped; the same command goes on from the last finished block\n")
             return 130
     sys.stdout.write(f"{result.summary}\n{result.path}\n")
     return 0
+
+
+def blocks() -> set[tuple[str, int]]:
+    """Finished blocks of unfinished jobs on disk; one that a job makes or finds again is new here, by its time."""
+    found = set()
+    for path in folders.jobs_dir().glob(f"*{journal.SUFFIX}"):
+        with contextlib.suppress(OSError):  # another job is done with it
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
 
 
 def face_choice(text: str) -> str:
