@@ -8,14 +8,14 @@ from .errors import EngineError
 
 
 def device_named(name: str | None) -> torch.device:
-    """The device called `name`; None: the GPU if there is one. Raises EngineError for one that is not there, or of another kind
-    than these: ComfyUI may hand over others, but nothing is tried on them here."""
+    """The device called `name`; None: the GPU if there is one. Raises EngineError for one that is not there, and for a kind that
+    jobs were never run on (mps, xpu, meta). What ComfyUI hands over does not come through here."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise EngineError(f"{name!r} is no device: write cpu, cuda or cuda:1.") from error
     if device.type not in ("cpu", "cuda"):
-        raise EngineError(f"the device {name!r} is of a kind that jobs do not run on: write cpu, cuda or cuda:1.")
+        raise EngineError(f"the device {name!r} is of a kind that jobs are not run on: write cpu, cuda or cuda:1.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineError(f"there is no device {name!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here. `cpu` is always there.")
     return device
