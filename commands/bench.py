@@ -73,8 +73,8 @@ def check_options(arguments) -> str:
     way = next((way for way in WAYS if way in given), "groups")
     for name in given:
         if name not in OPTIONS[way]:
-            others = " and ".join(WAYS[other] for other, options in OPTIONS.items() if name in options)
-            raise LatentSyncError(f"--{name} does nothing for {WAYS[way]}, it is for {others}: leave one of them out.")
+            others = " or ".join(WAYS[other] for other, options in OPTIONS.items() if name in options)
+            raise LatentSyncError(f"--{name} says nothing to {WAYS[way]}, only to {others}: leave it out, or ask for that.")
     if arguments.resolution <= 0 or arguments.resolution % SIDES:
         near = max(SIDES, round(arguments.resolution / SIDES) * SIDES)
         raise LatentSyncError(f"--resolution is {arguments.resolution}, but must be a multiple of {SIDES}, such as {near}.")

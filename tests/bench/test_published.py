@@ -14,6 +14,7 @@ from latentsync_rtx.lipsync.clip import open_clip
 from latentsync_rtx.lipsync.errors import ModelFileError
 from latentsync_rtx.lipsync.runners import TorchRunner
 from latentsync_rtx.lipsync.unet import UNetConfig
+from latentsync_rtx.tests.small_jobs import film
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "tools") not in sys.path:
@@ -91,6 +92,16 @@ def test_short_clip_runs_back_and_forth_and_speech_fills_it(tmp_path, monkeypatc
     clip = open_clip(tmp_path / "source.mp4")
     assert (clip.width, clip.height, clip.frame_count) == (320, 180, 5)
     assert (tmp_path / "speech.wav").stat().st_size == 44 + 2 * 3200
+
+
+@pytest.mark.parametrize("option, why", [("--video", "nope: No such file"), ("--audio", "nope: No such file"), ("--audio", "has no sound")])
+def test_media_that_are_asked_for_are_needed_without_face_files_too(option, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(published, "_detector", lambda: None)
+    silent = film(tmp_path / "silent.mp4", 3)
+    assert commands.main(["bench", "--published", "--device", "cpu", option, "nope" if "nope" in why else str(silent)]) == 1
+    error = capsys.readouterr().err
+    assert why in error and error.count("\n") == 1
 
 
 def test_approximate_row_says_so():
