@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..bench import numbers
+from ..bench import results
 from ..lipsync import gpu
 from ..lipsync.errors import DependencyError, LatentSyncError
 from ..lipsync.unet import UNetConfig
@@ -54,9 +54,9 @@ def add_arguments(parser) -> None:
 def main(arguments) -> int:
     way = check_options(arguments)
     if way == "compare":
-        _write(numbers.comparison(*map(numbers.read, arguments.compare)))
+        _write(results.comparison(*map(results.read, arguments.compare)))
         return 0
-    report = numbers.Report(arguments.json)
+    report = results.Report(arguments.json)
     try:
         with report:
             return {"profiles": _profiles, "published": published, "groups": _groups}[way](arguments, report)
@@ -93,7 +93,7 @@ def group_names(wish: str | None, cases: Iterable[str]) -> list[str]:
     return names
 
 
-def _groups(arguments, report: numbers.Report) -> int:
+def _groups(arguments, report: results.Report) -> int:
     from ..bench.cases import CASES
 
     names = group_names(arguments.only, CASES)
@@ -109,7 +109,7 @@ def _groups(arguments, report: numbers.Report) -> int:
             try:
                 for row in CASES[name](setup):
                     report.rows.append(asdict(row))
-                    _write(numbers.line(report.rows[-1], limited))
+                    _write(results.line(report.rows[-1], limited))
             except DependencyError as error:
                 _write(f"{name}: {error}")
             except (LatentSyncError, torch.cuda.OutOfMemoryError) as error:
@@ -117,7 +117,7 @@ def _groups(arguments, report: numbers.Report) -> int:
                 _write(f"{name} failed: {str(error).splitlines()[0]}")
             if setup.device.type == "cuda":
                 torch.cuda.empty_cache()
-    wrong = [f"{row['name']}: {row['value']:g} instead of 0 ({row['note']})" for row in numbers.broken(report.rows)]
+    wrong = [f"{row['name']}: {row['value']:g} instead of 0 ({row['note']})" for row in results.broken(report.rows)]
     if failed:
         wrong.append(f"not measured to its end: {', '.join(failed)}, see above")
     if wrong:
@@ -125,7 +125,7 @@ def _groups(arguments, report: numbers.Report) -> int:
     return 0
 
 
-def _profiles(arguments, report: numbers.Report) -> int:
+def _profiles(arguments, report: results.Report) -> int:
     from ..bench import profiles
     from ..lipsync.compare.report import safe
     from ..lipsync.pipeline import Job
@@ -135,8 +135,8 @@ def _profiles(arguments, report: numbers.Report) -> int:
     _machine(gpu.device_named(arguments.device), report)
     measured = report.content["profiles"] = []
 
-    def kept(results: Iterable[dict]) -> Iterator[dict]:
-        for one in results:
+    def kept(drifts: Iterable[dict]) -> Iterator[dict]:
+        for one in drifts:
             measured.append(safe(one))
             report.rows.extend(asdict(row) for row in profiles.rows_of(one))
             progress.close()
@@ -173,7 +173,7 @@ def _setup(arguments):
     )
 
 
-def _machine(device: torch.device, report: numbers.Report) -> dict[str, str]:
+def _machine(device: torch.device, report: results.Report) -> dict[str, str]:
     from ..bench.measure import machine
 
     facts = report.content["machine"] = machine(device)
@@ -181,7 +181,7 @@ def _machine(device: torch.device, report: numbers.Report) -> dict[str, str]:
     return facts
 
 
-def published(arguments, report: numbers.Report) -> int:
+def published(arguments, report: results.Report) -> int:
     """`--published`: see bench/published.py."""
     from ..bench import published as table
     from ..lipsync.compare.report import safe

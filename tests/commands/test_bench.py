@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from latentsync_rtx import commands
 from latentsync_rtx.bench import cases, measure, profiles
 from latentsync_rtx.bench.measure import Row
 from latentsync_rtx.commands.terminal import TerminalProgress
+from latentsync_rtx.lipsync import gpu
 from latentsync_rtx.lipsync.errors import NumericError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +113,13 @@ def test_what_is_no_place_for_numbers_is_left_alone(way, target, why, tmp_path, 
     printed = capsys.readouterr()
     assert why in printed.err and printed.err.count("\n") == 1 and printed.out == ""
     assert (tmp_path / "clip.mp4").read_bytes() == FILM and (tmp_path / "other.json").read_text() == '{"rows": 3}'
+
+
+def test_no_more_memory_is_played_than_the_card_has(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "device_named", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8e9))
+    assert bench("--only", "clip", "--memory", "12") == 1
+    assert "--memory is 12 GB, but this GPU has 8.0" in capsys.readouterr().err
 
 
 def group(*rows, then=None):
