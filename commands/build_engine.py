@@ -6,13 +6,14 @@ from pathlib import Path
 from .. import engine_builder
 from ..engine_builder.builder import summary
 from ..lipsync import weights
+from .models import model_name
 from .terminal import TerminalProgress
 
 HELP = "build a TensorRT-RTX engine of a checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help=f"checkpoint in models/latentsync, or {weights.DEMO!r} (default: the first found)")
+    parser.add_argument("--model", type=model_name, help=f"checkpoint in models/latentsync, or {weights.DEMO!r} (default: the first found)")
     parser.add_argument("--out-dir", type=Path, help="default: models/latentsync/engines, where it is found again")
     parser.add_argument("--resolution", type=int, choices=(256, 512), default=512, help="of the face crops (default %(default)s)")
     parser.add_argument("--frames", type=int, default=16, help="of a block, 1 to 24; 22 and 24 were measured slower (default %(default)s)")

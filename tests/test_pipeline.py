@@ -300,7 +300,7 @@ def test_names_of_every_kind_on_the_command_line(tmp_path, monkeypatch, capsys, 
 
 def test_ctrl_c_on_the_command_line_says_how_to_go_on(tmp_path, monkeypatch, capsys):  # F49
     made = job(tmp_path, 40)
-    monkeypatch.setattr(run_command, "run", lambda job, progress: pipeline.run(job, listen_until(4, "denoise"), parts()))
+    monkeypatch.setattr(run_command, "run", lambda job, progress: pipeline.run(job, listen_until(24, "denoise"), parts()))
     assert commands.main(["run", "--video", str(made.video), "--audio", str(made.audio), "--out", str(made.out), "--model", made.model]) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert not made.out.exists()
