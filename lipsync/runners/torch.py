@@ -1,5 +1,6 @@
 """The network in PyTorch, on any device that PyTorch has."""
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,7 +43,8 @@ class TorchRunner(Runner):
         self._loaded = False
         self.loads = 0  # how often it was loaded: weights have other addresses each time
         self.model = model
-        self.pool = None
+        self.graphs: weakref.WeakSet = weakref.WeakSet()  # replays that somebody can still call
+        self.pool = None  # of their memory, which they share: they run one after another
         self.graph = graph and device.type == "cuda"
         self.spec = RunnerSpec("torch", device, dtype, max_frames=unet.config.max_frames if self._unet else RunnerSpec.max_frames)
 
@@ -69,7 +71,6 @@ class TorchRunner(Runner):
         unet.eval().requires_grad_(False).to(self.spec.device, self.spec.dtype).to(memory_format=torch.channels_last)
         unet.fuse()
         self._unet, self._loaded, self.loads = unet, True, self.loads + 1
-        self.pool = torch.cuda.graph_pool_handle() if self.graph else None  # graphs run one after another: they share their memory
         log.debug("network loaded: %s, %s, %.2f GB", self.spec.text, self.spec.dtype, self.size_bytes / 1e9)
 
     @torch.inference_mode()
@@ -147,6 +148,9 @@ class TorchSession(Session):
             if free_memory(device) < needed + SPARE:
                 log.info("little memory left on %s: no CUDA graph, which would keep %.1f GB to itself", device, needed / 1e9)
                 return step
+            if not runner.graphs:  # PyTorch does not open a pool again whose graphs are all gone, if anything is left in it
+                runner.pool = torch.cuda.graph_pool_handle()
             replay = recorded(runner, step, side, runner.pool)
+            runner.graphs.add(replay)
             torch.cuda.current_stream().wait_stream(side)
         return replay

@@ -1,5 +1,6 @@
 """When the step becomes a CUDA graph and when it is replayed, on stand-ins for CUDA: what a graph holds is measured by `bench` on a GPU."""
 import gc
+import itertools
 import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ class Card:
     def __init__(self, monkeypatch):
         self.total, self.used, self.cached, self.share = 8 * GB, 3 * GB, 0, 1.0
         self.captured, self.replayed, self.graphs = 0, 0, []
+        self.handles, self.pools = ((0, number) for number in itertools.count(1)), []  # pools: of the captures
         stream = SimpleNamespace(wait_stream=lambda other: None)
         for name, stand_in in {
             "device": lambda device: nullcontext(),
@@ -35,7 +37,7 @@ class Card:
             "current_stream": lambda: stream,
             "CUDAGraph": self.graph,
             "graph": self.capture,
-            "graph_pool_handle": lambda: (0, 1),
+            "graph_pool_handle": lambda: next(self.handles),
             "current_device": lambda: 0,
             "empty_cache": lambda: setattr(self, "cached", 0),
             "memory_reserved": lambda *index: self.used + self.cached,
@@ -59,6 +61,7 @@ class Card:
     def capture(self, graph, pool, stream, capture_error_mode):
         assert not gc.isenabled(), "an older graph that is freed now would spoil this one"
         self.captured += 1
+        self.pools.append(pool)
         yield
 
     def replay(self):
@@ -123,6 +126,18 @@ def test_a_job_that_is_done_gives_the_memory_of_its_graphs_back_at_once(card, se
             assert all(graph() is None for graph in card.graphs)
     finally:
         gc.enable()
+
+
+def test_graphs_share_their_memory_while_there_are_any(card, session):
+    step, _ = stepper(card)
+    block, tail = session.capture(step), session.capture(step)
+    assert card.pools == [(0, 1), (0, 1)]
+    del block
+    other = session.capture(step)
+    del tail, other
+    gc.collect()
+    session.capture(step)
+    assert card.pools[2:] == [(0, 1), (0, 2)], "a pool without graphs is not opened again"
 
 
 def test_a_graph_is_not_replayed_over_weights_that_were_given_back(card, session):
