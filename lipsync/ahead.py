@@ -49,7 +49,10 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[Iterator[T]]:
             except queue.Empty:
                 continue
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # it holds this frame, by which it would hold itself, and what the thread had in hand
             if item is _END:
                 return
             yield item

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -91,7 +91,7 @@ class BlockDenoiser:
         """latent_keep [h,w] and noise [4,h,w] hold for every block. `frames` must be the runner's number where it has one. lanes: see
         `Session`."""
         device, size, schedule = runner.spec.device, tuple(noise.shape[-2:]), plan.schedule
-        self.plan, self.frames = plan, frames
+        self.plan, self.frames, self._device = plan, frames, device
         self.session = runner.open(schedule.timesteps, frames=frames, size=size, guided=plan.guided, lanes=lanes, cached=plan.cached)
         self.session.sample[:, :, MASK] = latent_keep.to(self.session.sample)
         self._start = noise.to(device, torch.float32)[:, None]
@@ -131,6 +131,9 @@ class BlockDenoiser:
     def close(self) -> None:
         """Give back what captured steps hold of the device's memory; it cannot run again. Forgetting it would do so some time later: steps and
         denoiser refer to each other."""
+        if self._device.type == "cuda":
+            with suppress(RuntimeError):  # of a GPU that is gone; the job has its error already
+                torch.cuda.current_stream(self._device).synchronize()  # a job that was stopped may have steps queued
         self._steps.clear()
 
     def _fill(self, lane: int, block: Block) -> None:

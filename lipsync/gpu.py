@@ -35,11 +35,15 @@ def on(device: torch.device) -> AbstractContextManager:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-@functools.cache
 def stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
     """A queue of its own on a GPU, the same for everybody who asks: libraries keep a workspace of tens of MB for each that was ever used, and
     what is freed in one is not used again in another. priority: less than 0 is before others."""
-    return torch.cuda.Stream(device, priority=priority)
+    return _stream(torch.cuda.current_device() if device.index is None else device.index, priority)
+
+
+@functools.cache
+def _stream(index: int, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index, priority=priority)
 
 
 def beside(device: torch.device) -> AbstractContextManager:

@@ -1,4 +1,5 @@
 """All stages in a row, for use without ComfyUI. In a graph, the nodes call the same stages one by one."""
+import logging
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from .runners.base import Runner
 from .runners.choice import AUTO, BACKENDS
 from .runners.pool import runner_for
 from .silence import check_silence, with_silence
+
+log = logging.getLogger(__name__)
 
 ROOM = 7_000_000_000  # bytes of a GPU for the network, a graph of its step and the VAE at a time (measured at 512 px: docs/performance.md)
 CHOICES = {
@@ -243,11 +246,14 @@ def prepare(checked: Checked, parts: Parts, progress: Progress = silent) -> Prep
 
 
 def complete(prepared: Prepared, parts: Parts, progress: Progress = silent, keep: bool = True) -> Result:
-    """The rest of a prepared job: `draw`, `decode` and `write`, at once where there is room for it. keep: the runner stays loaded, else it is
-    unloaded as soon as it is not needed."""
+    """The rest of a prepared job: `draw`, `decode` and `write`, at once where there is room for it, else one after the other. keep: the runner
+    stays loaded; else it is unloaded, one after the other before decoding."""
     try:
         if _has_room(prepared.checked.device, parts.runner):
-            return at_once(prepared, parts, progress)
+            try:
+                return at_once(prepared, parts, progress)
+            except torch.cuda.OutOfMemoryError:
+                log.warning("too little memory on %s to decode beside the network: one after the other", prepared.checked.device)
         latents = draw(prepared, parts, progress)
     finally:
         if not keep:
@@ -261,9 +267,13 @@ def _has_room(device: torch.device, runner: Runner) -> bool:
 
 
 def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Result:
-    """`draw`, `decode` and `write` at the same time: each block is decoded and written while the network draws the next, so that the job takes
-    hardly longer than its network. progress hears of the writing once all is drawn."""
+    """`draw`, `decode` and `write` at the same time: each block is decoded as soon as it is drawn, and restored and written while the network
+    draws the next, so that the job takes hardly longer than its network. progress hears of the writing once all is drawn."""
     checked, track, plan = prepared.checked, prepared.track, prepared.plan
+    count = len(plan.redrawn(track.found))
+    if count == 0:
+        return write(prepared, ComingCrops(iter(()), 0, plan, checked.side, folders.temp_dir()), progress)
+    parts.runner.load()  # in this thread, which Ctrl-C reaches
     abandoned, drawn = threading.Event(), threading.Event()
 
     def drawing(done, total, **about) -> None:
@@ -283,7 +293,6 @@ def at_once(prepared: Prepared, parts: Parts, progress: Progress = silent) -> Re
             yield from vae.decoded(parts.vae, vae.with_crops(latents, track, plan), track, plan)
 
     with ahead(pieces(), depth=2) as made, gpu.beside(checked.device):
-        count = len(plan.redrawn(track.found))
         try:
             return write(prepared, ComingCrops(made, count, plan, checked.side, folders.temp_dir()), writing)
         finally:

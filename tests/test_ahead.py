@@ -1,6 +1,8 @@
 """Overlapping work: order, bounds, errors and clean ends."""
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 from latentsync_rtx.lipsync.ahead import ahead, in_order
@@ -92,3 +94,24 @@ def test_ctrl_c_while_the_thread_starts_stops_it(monkeypatch):
         pytest.fail("nobody reads")
     started[0].join(5)
     assert not started[0].is_alive() and taken[-1] == "closed"
+
+
+def test_an_error_keeps_nothing_of_the_thread_once_it_is_dealt_with():
+    class Activations:
+        pass
+
+    held = []
+
+    def failing():
+        large = Activations()
+        held.append(weakref.ref(large))
+        raise MemoryError
+        yield
+
+    gc.disable()
+    try:
+        with pytest.raises(MemoryError), ahead(failing()) as items:
+            list(items)
+        assert held[0]() is None
+    finally:
+        gc.enable()

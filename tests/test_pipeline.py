@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from latentsync_rtx.bench.stubs import LinearVAE
 from latentsync_rtx.commands import run as run_command
 from latentsync_rtx.lipsync import folders, pipeline, spool, weights
 from latentsync_rtx.lipsync.clip import open_clip, read_audio, write
-from latentsync_rtx.lipsync.errors import AudioError, DiskSpaceError, FaceError, LatentSyncError, MediaError, NumericError
+from latentsync_rtx.lipsync.errors import AudioError, DiskSpaceError, EngineError, FaceError, LatentSyncError, MediaError, NumericError
 
 from . import small_jobs
 from .small_jobs import StubRunner, film, frames_of, job, mouth, parts, picture, speech
@@ -220,7 +221,10 @@ def test_drawing_decoding_and_writing_at_once_make_the_same_film(tmp_path):
 def test_where_nothing_is_said_nothing_is_drawn(tmp_path, way):
     made, runner = job(tmp_path, 20, silence="keep"), StubRunner()
     speech(made.audio, 0.8, loud=())
-    assert len(frames_of(way(made, runner=runner).path)) == 20 and runner.calls == 0
+    heard = []
+    result = way(made, runner=runner, progress=lambda done, total, *, stage="", **_: heard.append((stage, done)))
+    assert len(frames_of(result.path)) == 20 and runner.calls == 0
+    assert heard[-1] == ("restore", 20)
 
 
 def test_a_small_card_decodes_when_the_network_has_left(monkeypatch):
@@ -232,6 +236,38 @@ def test_a_small_card_decodes_when_the_network_has_left(monkeypatch):
     free, runner.size_bytes = 5e9, 2.8e9  # loaded already
     assert pipeline._has_room(torch.device("cuda"), runner)
     assert not pipeline._has_room(torch.device("cpu"), runner)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in turn", "out of memory", "broken"])
+def test_the_way_that_a_job_takes_and_when_its_network_leaves(tmp_path, monkeypatch, caplog, way, keep):
+    class Leaving(StubRunner):
+        unloads = 0
+
+        def unload(self):
+            self.unloads += 1
+
+        def predict(self, *given, **options):
+            if way == "broken":
+                raise EngineError("it broke")
+            return super().predict(*given, **options)
+
+    real, taken = pipeline.at_once, []
+
+    def recorded(*given):
+        taken.append(way)
+        if way == "out of memory":
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return real(*given)
+
+    monkeypatch.setattr(pipeline, "at_once", recorded)
+    monkeypatch.setattr(pipeline, "_has_room", lambda device, runner: way != "in turn")
+    checked, given = pipeline.check(job(tmp_path, 20)), parts(Leaving())
+    prepared = pipeline.prepare(checked, given)
+    with pytest.raises(EngineError) if way == "broken" else nullcontext():
+        assert len(frames_of(pipeline.complete(prepared, given, keep=keep).path)) == 20
+    assert bool(taken) is (way != "in turn") and given.runner.unloads == (0 if keep else 1)
+    assert ("one after the other" in caplog.text) is (way == "out of memory")
 
 
 def test_a_film_that_cannot_be_written_stops_the_network(tmp_path, monkeypatch):  # F28
@@ -261,11 +297,11 @@ def test_broken_numbers_are_named_while_the_film_is_written(tmp_path):  # F36
 def test_a_decoder_that_fails_leaves_no_thread_while_its_error_is_held(tmp_path):
     class Failing(LinearVAE):
         def decode(self, latents):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     checked, given = pipeline.check(job(tmp_path, 60)), replace(parts(), vae=Failing())
     prepared = pipeline.prepare(checked, given)
-    with pytest.raises(torch.OutOfMemoryError) as held:
+    with pytest.raises(torch.cuda.OutOfMemoryError) as held:
         pipeline.at_once(prepared, given)
     assert held and not [thread for thread in threading.enumerate() if thread.name == "latentsync-ahead"]
 

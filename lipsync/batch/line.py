@@ -228,10 +228,10 @@ class Line:
         """The network and the VAE, for work in the middle room; and how long nobody used them before."""
         try:
             stages(0, 1, stage="load")
-            parts = self.shelf.network(checked)
-            idle = None if self._drawn_at is None else round(time.monotonic() - self._drawn_at, 3)
-            self.event("network", checked.job)
             with self.drawing.stream(checked.device):
+                parts = self.shelf.network(checked)
+                idle = None if self._drawn_at is None else round(time.monotonic() - self._drawn_at, 3)
+                self.event("network", checked.job)
                 yield parts, idle
         except Exception as error:
             require_device(checked.device, error)

@@ -46,7 +46,7 @@ class Card:
             "get_per_process_memory_fraction": self.fraction,
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in, raising=False)
-        gpu.stream.cache_clear()
+        gpu._stream.cache_clear()
 
     def fraction(self, index):
         assert isinstance(index, int)  # PyTorch takes no device without a number here
@@ -71,7 +71,7 @@ class Card:
 @pytest.fixture
 def card(monkeypatch):
     yield Card(monkeypatch)
-    gpu.stream.cache_clear()
+    gpu._stream.cache_clear()
 
 
 @pytest.fixture
