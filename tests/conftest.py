@@ -38,3 +38,12 @@ def face_files() -> Path:
     folder = Path(os.environ.get("LATENTSYNC_FACE_MODELS") or ROOT / ".cache" / "face")
     face_models.fetch(folder)
     return folder
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    """Temporary files and finished blocks of jobs, beside their media."""
+    from latentsync_rtx.lipsync import folders
+
+    monkeypatch.setenv("LATENTSYNC_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setattr(folders, "temp_dir", lambda: tmp_path / "temp")

@@ -85,3 +85,15 @@ def mouth(frame: np.ndarray) -> float:
     """Mean grey of the part that is redrawn."""
     height, width = frame.shape[:2]
     return float(frame[height // 2 : height * 5 // 8, width * 7 // 16 : width * 9 // 16].mean())
+
+
+def listen_until(count: int, stage: str, error=KeyboardInterrupt):
+    """A listener that stops the job at the `count`-th report of a stage."""
+    seen = []
+
+    def listen(done, total, *, stage=stage, preview=None, wanted=stage):
+        seen.append(stage)
+        if seen.count(wanted) >= count:
+            raise error
+
+    return listen

@@ -320,7 +320,7 @@ def test_ctrl_c_while_the_film_is_finished_waits_for_the_encoder(tmp_path, monke
     with pytest.raises(KeyboardInterrupt), writer:
         writer.write(np.zeros((48, 64, 3), np.uint8))
         interrupted_after(monkeypatch, type(writer._ended), "wait")
-    assert closed == [False] and not encoders() and not list(tmp_path.iterdir())
+    assert closed == [False] and wait_for_no(encoders) and not list(tmp_path.iterdir())
 
 
 def test_whatever_ends_the_encoder_is_told(tmp_path, monkeypatch):
@@ -331,7 +331,7 @@ def test_whatever_ends_the_encoder_is_told(tmp_path, monkeypatch):
     with pytest.raises(SystemExit), ClipWriter(tmp_path / "out.mp4", 64, 48, 25) as writer:
         for _ in range(20):
             writer.write(np.zeros((48, 64, 3), np.uint8))
-    assert not encoders() and not list(tmp_path.iterdir())
+    assert wait_for_no(encoders) and not list(tmp_path.iterdir())
 
 
 def test_without_libx264_another_encoder_is_found(tmp_path, media, monkeypatch, caplog):
