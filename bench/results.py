@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from ..lipsync.errors import LatentSyncError, MediaError
+from ..lipsync.runners import storage
 
 NOISE = "1 - cosine"  # of rows that hold rounding errors: how many times larger one is than another says nothing
 
@@ -37,14 +38,8 @@ class Report:
 
     def _save(self) -> None:
         """Whole or not at all. Raises MediaError when it cannot be written."""
-        target = self.path.resolve()
-        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
-            try:
-                partial.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-                os.replace(partial, target)
-            finally:
-                partial.unlink(missing_ok=True)
+            storage.write(self.path.resolve(), (json.dumps(self.content, indent=1) + "\n").encode())
         except OSError as error:
             raise MediaError(f"cannot write {self.path}: {error.strerror or error}.") from error
 

@@ -17,6 +17,7 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
+from ..ahead import WAIT_SECONDS
 from ..errors import MediaError, ShapeError
 from .base import as_rate
 from .colour import Look, tag, to_yuv
@@ -31,7 +32,6 @@ ENCODERS = ("libx264", *_IN_HARDWARE, "libopenh264", "mpeg4")  # best picture fo
 _STALE_SECONDS = 86400
 # In small pictures x264's macroblock tree reads memory that nobody wrote (seen below 544 px of width, with MALLOC_PERTURB_): one clip, many files.
 _SMALL, _REPEATABLE = 640, {"x264-params": "mbtree=0"}
-_WAIT_SECONDS = 0.1  # at a time: Ctrl-C comes through on Windows as well
 _WAITING_FRAMES = 4  # that encoding may lag behind before `write` waits
 
 
@@ -145,13 +145,13 @@ class ClipWriter:
         """Hand something to the thread, unless it has ended."""
         while not self._ended.is_set():
             with contextlib.suppress(queue.Full):
-                return self._waiting.put(item, timeout=_WAIT_SECONDS)
+                return self._waiting.put(item, timeout=WAIT_SECONDS)
 
     def _stop(self) -> None:
         if self._thread.ident is None:  # never started
             return
         self._put(None)
-        while not self._ended.wait(_WAIT_SECONDS):
+        while not self._ended.wait(WAIT_SECONDS):
             pass
 
     def _abandon(self) -> None:

@@ -15,7 +15,7 @@ from ..unet import UNetConfig, deep_shape
 from . import engines, parity, storage
 from .base import Runner, RunnerSpec, Session
 from .engines import Engine
-from .graphs import recorded
+from .graphs import recorded, rehearse
 from .manifest import REBUILD, SHALLOW, WHOLE, Gpu, refusal
 from .streams import Lane
 
@@ -329,14 +329,8 @@ class RtxSession(Session):
             return step
         device = self.runner.spec.device
         with on(device):
-            side = stream(device)
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):  # the first run compiles, which cannot be captured
-                    step()
-            replay = recorded(self.runner, step, side)
-            torch.cuda.current_stream().wait_stream(side)
-        return replay
+            rehearse(step, stream(device))  # the first run compiles, which cannot be recorded
+            return recorded(self.runner, step, stream(device))
 
 
 def library():

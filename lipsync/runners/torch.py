@@ -11,7 +11,7 @@ from ..gpu import free_memory, on, stream
 from ..progress import unchecked
 from ..unet import LatentSyncUNet
 from .base import Runner, RunnerSpec, Session
-from .graphs import recorded
+from .graphs import recorded, rehearse
 
 log = logging.getLogger(__name__)
 
@@ -136,13 +136,9 @@ class TorchSession(Session):
         runner, device = self.runner, self.runner.spec.device
         with on(device):
             side = stream(device)
-            side.wait_stream(torch.cuda.current_stream())
             torch.cuda.empty_cache()
             held = torch.cuda.memory_reserved()
-            with torch.cuda.stream(side):
-                for _ in range(2):  # libraries choose their kernels and allocate their workspaces outside the capture
-                    step()
-            torch.cuda.current_stream().wait_stream(side)
+            rehearse(step, side)
             needed = torch.cuda.memory_reserved() - held
             torch.cuda.empty_cache()  # the graph has a pool of its own: do not keep what these steps needed beside it
             if free_memory(device) < needed + SPARE:
@@ -152,5 +148,4 @@ class TorchSession(Session):
                 runner.pool = torch.cuda.graph_pool_handle()
             replay = recorded(runner, step, side, runner.pool)
             runner.graphs.add(replay)
-            torch.cuda.current_stream().wait_stream(side)
         return replay
