@@ -391,6 +391,6 @@ def test_a_real_clip_reads_as_comfyui_reads_it():
     clip = open_clip(DEMO)
     assert (clip.width, clip.height, clip.rate, clip.frame_count, clip.has_audio) == (1080, 1920, 25, 250, True)
     with av.open(str(DEMO)) as container:
-        container.streams.video[0].thread_type = "AUTO"
+        container.streams.video[0].thread_type = "NONE"  # ComfyUI asks for threads; left in the middle of a film, these can stop the process
         for ours, frame in zip(clip.frames_at(range(8)), container.decode(video=0), strict=False):
             assert np.array_equal(ours, frame.to_ndarray(format="rgb24")) or int(av.__version__.split(".")[0]) < 17  # which ignores tags
