@@ -10,7 +10,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 _allowed = ContextVar("kernels allowed", default=True)
 
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # fastest first
+MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # flash attention takes no masks
 ORDERED = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}  # since PyTorch 2.6
 HALF = (torch.float16, torch.bfloat16)
-FEW = 64  # keys that fit into one tile of a kernel
+FEW = 64  # keys that fit into one tile of a kernel, ours or a library's
 TILE = 16  # pictures must have a multiple of this many pixels for the kernels
 
 
@@ -158,10 +159,37 @@ def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) ->
     """Softmax attention of every pixel over its own frames: three [rows, frames, P, C] -> the same."""
     if (kernels := _kernels(query)) and query.stride() == key.stride() == value.stride():
         return kernels.temporal_attention(query, key, value, heads)
+    if not torch.compiler.is_compiling():
+        return _attention_of_several_pixels(query, key, value, heads)
     rows = query.shape[0]
     # [rows*P, heads, F, C/heads]
     query, key, value = (t.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1) for t in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value).unflatten(0, (rows, -1)).permute(0, 3, 1, 2, 4).flatten(3)
+
+
+def _attention_of_several_pixels(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """`temporal_attention` without Triton. A pixel's frames are too few for a library's tiles, so several pixels go into one attention, and a
+    mask lets each see only itself. Pixels P/group apart: all their frames then lie at equal distances, and are read where they are."""
+    _, frames, pixels, channels = query.shape
+    group = 1
+    while 2 * group * frames <= FEW and pixels % (2 * group) == 0:
+        group *= 2
+    shape = (frames * group, pixels // group, heads, channels // heads)
+    itself = _same_pixel(frames, group, query.dtype, query.device)
+    answers = []
+    for row in zip(query, key, value, strict=True):
+        q, k, v = (t.reshape(shape).permute(1, 2, 0, 3) for t in row)  # [P/group, heads, frames*group, C/heads]
+        with sdpa_kernel(MASKED) if q.is_cuda else nullcontext():
+            answers.append(F.scaled_dot_product_attention(q, k, v, attn_mask=itself).permute(2, 0, 1, 3))
+    return torch.stack(answers).view(query.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _same_pixel(frames: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[frames*group, frames*group], whose pixels are numbered i % group: 0 between a pixel's own frames, -infinity between different ones."""
+    with torch.inference_mode(False):  # one for all, also for whoever takes gradients
+        mask = torch.full((group, group), float("-inf"), dtype=dtype, device=device)
+        return mask.fill_diagonal_(0).repeat(frames, frames)
 
 
 def tokens(x: Tensor) -> Tensor:
