@@ -159,7 +159,7 @@ def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) ->
     """Softmax attention of every pixel over its own frames: three [rows, frames, P, C] -> the same."""
     if (kernels := _kernels(query)) and query.stride() == key.stride() == value.stride():
         return kernels.temporal_attention(query, key, value, heads)
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_compiling() or query.is_meta):  # what is exported, compiled or counted has no masks
         return _attention_of_several_pixels(query, key, value, heads)
     rows = query.shape[0]
     # [rows*P, heads, F, C/heads]
@@ -184,9 +184,10 @@ def _attention_of_several_pixels(query: Tensor, key: Tensor, value: Tensor, head
     return torch.stack(answers).view(query.shape)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.cache
 def _same_pixel(frames: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[frames*group, frames*group], whose pixels are numbered i % group: 0 between a pixel's own frames, -infinity between different ones."""
+    """[frames*group, frames*group], whose pixels are numbered i % group: 0 between a pixel's own frames, -infinity between different ones.
+    Kept for good (8 KB each, one for every length of a block): recorded graphs hold its address."""
     with torch.inference_mode(False):  # one for all, also for whoever takes gradients
         mask = torch.full((group, group), float("-inf"), dtype=dtype, device=device)
         return mask.fill_diagonal_(0).repeat(frames, frames)

@@ -2,6 +2,7 @@
 import pytest
 import torch
 from latentsync_rtx.lipsync import ops
+from torch.utils.flop_counter import FlopCounterMode
 
 HEADS = 2
 
@@ -46,3 +47,31 @@ def test_gradients_flow_through_attention_over_frames():
     torch.nn.functional.scaled_dot_product_attention(*pixelwise).square().sum().backward()
     for got, want in zip(ours, pixelwise, strict=True):
         assert torch.allclose(got.unflatten(-1, (HEADS, -1)).permute(0, 2, 3, 1, 4), want.grad, atol=1e-5)
+
+
+def test_masks_stay_where_recorded_graphs_found_them():
+    def used(frames):
+        """Addresses of the masks that an attention over so many frames reads."""
+        seen = []
+        original = torch.nn.functional.scaled_dot_product_attention
+        with pytest.MonkeyPatch.context() as patch:
+
+            def attention(*given, attn_mask):
+                seen.append(attn_mask.data_ptr())
+                return original(*given, attn_mask=attn_mask)
+
+            patch.setattr(ops.F, "scaled_dot_product_attention", attention)
+            ops.temporal_attention(*torch.randn(3, 1, frames, 4, 16), HEADS)
+        return seen
+
+    first = used(16)
+    for frames in range(1, 25):
+        used(frames)
+    assert first and used(16) == first
+
+
+def test_work_is_counted_without_what_masks_hide():
+    given = torch.empty(3, 2, 16, 64, 16, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        ops.temporal_attention(*given, HEADS)
+    assert counter.get_total_flops() == 2 * 64 * 4 * 16 * 16 * 16  # rows, pixels; two products of frames x frames x channels
