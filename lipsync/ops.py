@@ -27,6 +27,7 @@ MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # flash attention ta
 ORDERED = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}  # since PyTorch 2.6
 HALF = (torch.float16, torch.bfloat16)
 FEW = 64  # keys that fit into one tile of a kernel, ours or a library's
+FEW_ROWS = 4  # up to so many, a kernel call for each row costs less than reductions over all
 TILE = 16  # pictures must have a multiple of this many pixels for the kernels
 
 
@@ -50,18 +51,31 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, frames: int = 1, shift: Tensor 
 
 
 def _group_norm_in_half(x: Tensor, norm: nn.GroupNorm, frames: int, shift: Tensor | None, silu: bool) -> Tensor:
-    """Without Triton: the moments of every channel, then of the groups, so that no step makes a float32 copy of x."""
-    pixels = x.permute(0, 2, 3, 1).reshape(len(x) // frames, -1, x.shape[1])  # [rows, frames*H*W, C], a view of channels-last memory
-    mean = pixels.mean(1, dtype=torch.float32)
-    variance = torch.linalg.vector_norm(pixels, dim=1, dtype=torch.float32).square() / pixels.shape[1] - mean.square()
-    moved = 0 if shift is None else shift.float()
-    mean, variance = ((t.unflatten(1, (norm.num_groups, -1))) for t in (mean + moved, variance))
-    centre = mean.mean(2, keepdim=True)
-    spread = (variance + (mean - centre).square()).mean(2, keepdim=True)
-    scale = norm.weight.float().view(norm.num_groups, -1) * torch.rsqrt(spread.clamp_min(0) + norm.eps)
-    offset = norm.bias.float() + ((moved - centre.expand_as(scale).flatten(1)) * scale.flatten(1))
-    y = torch.addcmul(offset[:, None], pixels, scale.flatten(1)[:, None], out=torch.empty_like(pixels))
-    y = y.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
+    """Without Triton: the moments of every channel, from them those of the groups, so that no step makes a float32 copy of x. For the few
+    rows of frames, by the kernels of batch norm, which is a group norm of one channel each; for many pictures, by plain reductions."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    rows = x.split(frames)
+    if few := len(rows) <= FEW_ROWS:
+        mean, inverse = (torch.stack(moments) for moments in zip(*(torch.batch_norm_stats(row, norm.eps) for row in rows), strict=True))
+        variance = inverse.pow(-2)  # plus eps, as in all of these
+    else:
+        pixels = x.permute(0, 2, 3, 1).reshape(len(rows), -1, x.shape[1])  # [rows, frames*H*W, C], a view of channels-last memory
+        mean = pixels.mean(1, dtype=torch.float32)
+        variance = torch.linalg.vector_norm(pixels, dim=1, dtype=torch.float32).square() / pixels.shape[1] - mean.square() + norm.eps
+    moved = mean if shift is None else mean + shift
+    spread, centre = torch.var_mean(moved.unflatten(1, (norm.num_groups, -1)), 2, correction=0, keepdim=True)
+    spread = spread + variance.unflatten(1, (norm.num_groups, -1)).mean(2, keepdim=True)
+    inverse = torch.rsqrt(spread.clamp_min(norm.eps)).expand(-1, -1, x.shape[1] // norm.num_groups).flatten(1)
+    centre = (centre + (mean - moved).unflatten(1, (norm.num_groups, -1))).flatten(1)  # of x before the shift
+    if few:
+        y = torch.empty_like(x)
+        for row, out, m, i in zip(rows, y.split(frames), centre, inverse, strict=True):
+            torch.batch_norm_elemt(row, norm.weight, norm.bias, m, i, norm.eps, out=out)
+    else:
+        scale = norm.weight * inverse
+        offset = torch.addcmul(norm.bias.float(), centre, scale, value=-1)
+        y = torch.addcmul(offset[:, None].to(x.dtype), pixels, scale[:, None].to(x.dtype))
+        y = y.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
     return F.silu(y, inplace=True) if silu else y
 
 
@@ -69,9 +83,17 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm, *, shift: Tensor | None = None, ta
     """Layer norm of x + `shift` [C] over the last dimension, then plus `table` [F,C], the positions of the frames, for x [rows,F,P,C]."""
     if kernels := _kernels(x):
         return kernels.layer_norm(x.contiguous(), norm, shift, table)
-    x = x if shift is None else x + shift.to(x.dtype)
+    x = x if shift is None else _shifted(x, shift)
     y = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return y if table is None else y + table[:, None]
+
+
+def _shifted(x: Tensor, shift: Tensor) -> Tensor:
+    """x [...,C] + shift [C]. PyTorch's sum reads two bytes at a time where one side is repeated, its batch norm eight."""
+    if not _is_half(x):
+        return x + shift.to(x.dtype)
+    pixels = x.reshape(-1, x.shape[-1])
+    return torch.batch_norm_elemt(pixels, None, None, -shift.float(), torch.ones_like(shift, dtype=torch.float32), 0.0).view(x.shape)
 
 
 def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -79,9 +101,8 @@ def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if kernels := _kernels(x):
         return kernels.geglu(x.contiguous(), weight, bias)
     if _is_half(x):  # two products, for the sake of contiguous halves: PyTorch is slow on the others
-        (value_weight, gate_weight), (value_bias, gate_bias) = weight.chunk(2), bias.chunk(2)
-        gate = F.linear(x, gate_weight, gate_bias)
-        return F.linear(x, value_weight, value_bias).mul_(torch.ops.aten.gelu_(gate))
+        value, gate = (F.linear(x, *half) for half in zip(weight.chunk(2), bias.chunk(2), strict=True))
+        return gated(value, gate) if (gated := _gated()) else value.mul_(torch.ops.aten.gelu_(gate))
     value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
     return value * F.gelu(gate)
 
@@ -101,7 +122,7 @@ def convolved(x: Tensor, conv: nn.Conv2d, residual: Tensor, shortcut: nn.Conv2d 
         return y.add_(pointwise(residual, shortcut.weight, bias))
     if kernels := _kernels(x):
         return kernels.add(residual, y, bias)
-    return y.add_(bias[:, None, None]).add_(residual)
+    return picture(_shifted(tokens(y), bias), y).add_(residual)
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -160,37 +181,36 @@ def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) ->
     if (kernels := _kernels(query)) and query.stride() == key.stride() == value.stride():
         return kernels.temporal_attention(query, key, value, heads)
     if not (torch.compiler.is_compiling() or query.is_meta):  # what is exported, compiled or counted has no masks
-        return _attention_of_several_pixels(query, key, value, heads)
+        at_once = max(1, FEW // query.shape[1])
+        answers = [_attention_with_mask(*rows, heads) for rows in zip(*(t.split(at_once) for t in (query, key, value)), strict=True)]
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
     rows = query.shape[0]
     # [rows*P, heads, F, C/heads]
     query, key, value = (t.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1) for t in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value).unflatten(0, (rows, -1)).permute(0, 3, 1, 2, 4).flatten(3)
 
 
-def _attention_of_several_pixels(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """`temporal_attention` without Triton. A pixel's frames are too few for a library's tiles, so several pixels go into one attention, and a
-    mask lets each see only itself. Pixels P/group apart: all their frames then lie at equal distances, and are read where they are."""
-    _, frames, pixels, channels = query.shape
+def _attention_with_mask(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """`temporal_attention` without Triton. A pixel's frames are too few for a library's tiles, so several pixels of all rows go into one
+    attention, and a mask lets each see only its own row. Pixels P/group apart: then all tokens lie at equal distances, and are read where they are."""
+    rows, frames, pixels, channels = query.shape
     group = 1
-    while 2 * group * frames <= FEW and pixels % (2 * group) == 0:
+    while 2 * group * rows * frames <= FEW and pixels % (2 * group) == 0:
         group *= 2
-    shape = (frames * group, pixels // group, heads, channels // heads)
-    itself = _same_pixel(frames, group, query.dtype, query.device)
-    answers = []
-    for row in zip(query, key, value, strict=True):
-        q, k, v = (t.reshape(shape).permute(1, 2, 0, 3) for t in row)  # [P/group, heads, frames*group, C/heads]
-        with sdpa_kernel(MASKED) if q.is_cuda else nullcontext():
-            answers.append(F.scaled_dot_product_attention(q, k, v, attn_mask=itself).permute(2, 0, 1, 3))
-    return torch.stack(answers).view(query.shape)
+    shape = (rows * frames * group, pixels // group, heads, channels // heads)
+    q, k, v = (t.reshape(shape).permute(1, 2, 0, 3) for t in (query, key, value))  # [P/group, heads, rows*frames*group, C/heads]
+    itself = _same_pixel(rows, frames, group, query.dtype, query.device)
+    with sdpa_kernel(MASKED, **ORDERED) if q.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=itself).permute(2, 0, 1, 3).reshape(query.shape)
 
 
 @functools.cache
-def _same_pixel(frames: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[frames*group, frames*group], whose pixels are numbered i % group: 0 between a pixel's own frames, -infinity between different ones.
+def _same_pixel(rows: int, frames: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[rows*frames*group] squared: 0 between the frames of one pixel of one row, -infinity between others.
     Kept for good (8 KB each, one for every length of a block): recorded graphs hold its address."""
     with torch.inference_mode(False):  # one for all, also for whoever takes gradients
-        mask = torch.full((group, group), float("-inf"), dtype=dtype, device=device)
-        return mask.fill_diagonal_(0).repeat(frames, frames)
+        same = torch.block_diag(*[torch.eye(group, dtype=torch.bool).repeat(frames, frames)] * rows)
+        return torch.zeros(same.shape, dtype=dtype).masked_fill_(~same, float("-inf")).to(device)
 
 
 def tokens(x: Tensor) -> Tensor:
@@ -234,6 +254,19 @@ def _is_half(x: Tensor) -> bool:
 
 
 @functools.cache
+def _gated():
+    """value * gelu(gate) in one pass, None where it cannot be: compiled by the part of CUDA that PyTorch itself compiles kernels with."""
+    try:
+        code = "template <typename T> T gated(T v, T g) { return T(float(v) * float(g) * 0.5f * (1.0f + erff(float(g) * 0.70710678f))); }"
+        gated = torch.cuda.jiterator._create_jit_fn(code)
+        gated(*torch.ones(2, 1, dtype=torch.float16, device="cuda"))
+    except Exception as error:
+        log.info("PyTorch compiles no kernels here (%s): GEGLU takes two passes.", " ".join(str(error).split())[:200])
+        return None
+    return gated
+
+
+@functools.cache
 def _triton():
     try:
         from . import kernels
@@ -241,6 +274,6 @@ def _triton():
         one = torch.ones(1, 1, 1, 1, dtype=torch.float16, device="cuda")
         kernels.add(one, one.clone(), one.flatten())  # Triton may be there without what it needs: a C compiler, a driver it knows
     except Exception as error:  # of any kind: it is another program's compiler
-        log.warning("Triton is not usable (%s): the network runs, but takes about twice as long.", " ".join(str(error).split())[:200])
+        log.warning("Triton is not usable (%s): the network runs, but takes about a third longer.", " ".join(str(error).split())[:200])
         return None
     return kernels

@@ -60,8 +60,8 @@ class FeedForward(nn.Module):
 class Transformer(Prepared):
     """What both kinds share: a group norm of each picture by itself, a block between two linear layers, residual.
 
-    The block's tokens are a sum that grows by one linear layer after another. Prepared: all of them leave their biases out, and the sum
-    grows inside the matrix products, in place. The norms add what is missing. At the end, what is missing is a constant for the pictures:
+    The block's tokens are a sum that grows by one linear layer after another. Prepared: these leave their biases out, and the sum grows
+    inside the matrix products, in place. The later norms add what is missing. At the end, what is missing is a constant for the pictures:
     they come with it added, and with that of the transformer after this one, as their `lead`.
     """
 
@@ -73,17 +73,16 @@ class Transformer(Prepared):
 
     def prepare(self, lead: Tensor) -> Tensor:
         """lead [C], float32: what the next transformer's pictures come with -> what this one's must come with."""
-        layers = [self.proj_in, *self.transformer_blocks[0].growth()]
-        *late, missing = itertools.accumulate(layer.bias.data.float() for layer in layers)
+        *late, missing = itertools.accumulate(layer.bias.data.float() for layer in self.transformer_blocks[0].growth())
         lead = lead + self.proj_out.weight.data.flatten(1).float() @ missing + self.proj_out.bias.data.float()
         self.prepared = tuple(late), -lead[None]
         return lead
 
     def enter(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """Pictures [N,C,H,W] -> tokens [N,H*W,C], and what each of the block's norms is to add to them."""
-        late, shift = self.prepared or ((None, None, None), None)
+        """Pictures [N,C,H,W] -> tokens [N,H*W,C], and what each but the first of the block's norms is to add to them."""
+        late, shift = self.prepared or ((None, None), None)
         tokens = ops.tokens(ops.group_norm(x, self.norm, shift=shift))
-        return F.linear(tokens, self.proj_in.weight.flatten(1), self.proj_in.bias if late[0] is None else None), late
+        return F.linear(tokens, self.proj_in.weight.flatten(1), self.proj_in.bias), late
 
     def leave(self, tokens: Tensor, x: Tensor) -> Tensor:
         """Tokens [M,H*W,C] -> pictures [M,C,H,W], plus x, which is repeated where it has fewer. When prepared, x may be written over."""
@@ -92,7 +91,7 @@ class Transformer(Prepared):
 
 
 def grown(x: Tensor, y: Tensor, layer: nn.Module, late: Tensor | None) -> Tensor:
-    """x plus layer(y); with `late`, in place and without the bias."""
+    """x plus layer(y); with `late`, what x lacks of biases, in place and without the bias."""
     weight = layer.weight.flatten(1)
     return x + F.linear(y, weight, layer.bias) if late is None else ops.accumulate(x, y, weight)
 
@@ -112,14 +111,14 @@ class SpatialBlock(nn.Module):
 
     def forward(self, x: Tensor, late: tuple[Tensor | None, ...], keys: Tensor, values: Tensor, flow: Flow) -> Tensor:
         """x [N,P,C] -> the same; N grows to all pictures where silent and hearing ones still shared x."""
-        query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1, shift=late[0]))
+        query, key, value = self.attn1.project(ops.layer_norm(x, self.norm1))
         x = grown(x, ops.attention(query, key, value, self.attn1.heads), self.attn1.to_out[0], late[0])
         flow.check()
         hearing = x[-len(keys) :] if flow.silent else x
-        query = self.attn2.to_q(ops.layer_norm(hearing, self.norm2, shift=late[1]))
+        query = self.attn2.to_q(ops.layer_norm(hearing, self.norm2, shift=late[0]))
         x = self._hear(x, ops.attention(query, keys, values, self.attn2.heads), flow.silent, late[1])
         flow.check()
-        x = grown(x, self.ff(ops.layer_norm(x, self.norm3, shift=late[2])), self.ff.output, late[2])
+        x = grown(x, self.ff(ops.layer_norm(x, self.norm3, shift=late[1])), self.ff.output, late[1])
         flow.check()
         return x
 
@@ -182,10 +181,10 @@ class TemporalBlock(nn.Module):
 
     def forward(self, x: Tensor, late: tuple[Tensor | None, ...], flow: Flow) -> Tensor:
         """x [rows, frames, P, C] -> the same."""
-        for attention, norm, shift in zip(self.attention_blocks, self.norms, late[:-1], strict=True):
+        for attention, norm, shift, missing in zip(self.attention_blocks, self.norms, (None, late[0]), late, strict=True):
             table = attention.pos_encoder.pe[0, : flow.frames]
             query, key, value = attention.project(ops.layer_norm(x, norm, shift=shift, table=table))
-            x = grown(x, ops.temporal_attention(query, key, value, attention.heads), attention.to_out[0], shift)
+            x = grown(x, ops.temporal_attention(query, key, value, attention.heads), attention.to_out[0], missing)
             flow.check()
         x = grown(x, self.ff(ops.layer_norm(x, self.ff_norm, shift=late[-1])), self.ff.output, late[-1])
         flow.check()
