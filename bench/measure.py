@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..lipsync import gpu
+
 Work = Callable[[], object]
 
 
@@ -61,7 +63,7 @@ def milliseconds(work: Work, device: torch.device, seconds: float = 0.5) -> floa
 
 def captured(work: Callable[[], Tensor]) -> tuple[Work, Tensor]:
     """`work` as a CUDA graph: its replay, and the tensor that it writes."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream, graph = gpu.stream(torch.device("cuda")), torch.cuda.CUDAGraph()  # the one of the jobs, whose memory is measured too
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), tuned():
         for _ in range(2):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_FRAMES = 8  # worked on at once: enough to hide the cost of launching kernels
-MOST_BYTES = 64 << 20  # of frames held for that: eight of 1080p, two of 4K
+MOST_BYTES = 128 << 20  # of frames held for that: eight of 1080p, five of 4K
 
 
 def picture_device(device: torch.device | str | None) -> torch.device | None:
@@ -54,11 +54,12 @@ def overlapped(begin: Callable[[T], Callable[[], R]], items: Iterable[T]) -> Ite
 
 
 def to_device(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """uint8 arrays of one shape, views too -> [N,*shape] on `device`, through pinned memory.
+    """Arrays of one shape and dtype, views too -> [N,*shape] on `device`, through pinned memory: nobody waits for the copy.
 
     PyTorch keeps the pinned memory until the copy is done and hands it out again, so that jobs in flight have a buffer each.
     """
-    staged = torch.empty((len(rows), *rows[0].shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    dtype = torch.from_numpy(np.empty(0, rows[0].dtype)).dtype
+    staged = torch.empty((len(rows), *rows[0].shape), dtype=dtype, pin_memory=device.type == "cuda")
     for place, row in zip(staged.numpy(), rows, strict=True):
         place[:] = row
     return staged.to(device, non_blocking=True)
@@ -89,7 +90,7 @@ def sample(pictures: Tensor, back: np.ndarray, width: int, height: int, outside:
     lengths = np.array([pictures.shape[3], pictures.shape[2]], np.float64)
     to_unit = np.asarray(back, np.float64) * (2 / lengths)[:, None]
     to_unit[..., 2] += 1 / lengths - 1
-    a = torch.from_numpy(to_unit.astype(np.float32)).to(pictures.device)[:, None, None]
+    a = to_device(to_unit.astype(np.float32), pictures.device)[:, None, None]
     x = torch.arange(width, dtype=torch.float32, device=pictures.device)[:, None]
     y = torch.arange(height, dtype=torch.float32, device=pictures.device)[:, None, None]
     grid = x * a[..., 0] + (y * a[..., 1] + a[..., 2])

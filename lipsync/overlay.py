@@ -42,10 +42,10 @@ class Overlay:
         edges = [edge_of(lookup, self._size, region) for lookup in lookups]
         step = coarseness(min(edges))
         sides = [ramps(lookup, self._size, region, edge, step) for lookup, edge in zip(lookups, edges, strict=True)]
-        across, down = (torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*sides, strict=True))
+        across, down = (batched.to_device(part, self.device) for part in zip(*sides, strict=True))
         matte = (across[:, :, None, :] + down[:, :, :, None]).clamp_(0, 1).prod(1)
-        reach = torch.tensor([-(-edge // step) for edge in edges], device=self.device)
-        sigma = torch.tensor([blur_sigma(edge) / step for edge in edges], device=self.device)
+        widths = np.array([(-(-edge // step), blur_sigma(edge) / step) for edge in edges], np.float32)
+        reach, sigma = batched.to_device(widths, self.device).unbind(1)
         matte = (_blur(matte.shape[1], reach, sigma) @ matte @ _blur(matte.shape[2], reach, sigma).mT)[:, None]
         if step > 1:
             matte = torch.nn.functional.interpolate(matte, scale_factor=step, mode="bilinear")

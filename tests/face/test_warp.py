@@ -60,7 +60,7 @@ def test_only_a_gpu_works_in_batches():
 def test_groups_are_bounded_in_frames_and_bytes():
     assert batched.frames_at_once(1000) == 8
     assert batched.frames_at_once(1920 * 1080 * 3) == 8
-    assert batched.frames_at_once(3840 * 2160 * 3) == 2
+    assert batched.frames_at_once(3840 * 2160 * 3) == 5
     assert batched.frames_at_once(10**9) == 1
     assert list(batched.groups(range(5), 2)) == [[0, 1], [2, 3], [4]]
 
