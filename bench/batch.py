@@ -26,8 +26,10 @@ def main() -> int:
     parser.add_argument("--size", type=int, nargs=2, default=(1920, 1080), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--resolution", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--json", type=Path, help="write the figures there as well, into a new file")
     options = parser.parse_args()
+    if options.json and options.json.exists():
+        parser.error(f"--json {options.json}: it is there already. Give another name, or remove it yourself.")
     logging.basicConfig(level=logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
         told = measured(Path(folder), options)

@@ -28,12 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, nargs=2, default=(1920, 1080), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--resolution", type=int, default=512)
     parser.add_argument("--folder", type=Path, help="for clips and temporary files (default: the system's)")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--json", type=Path, help="write the figures there as well, into a new file")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # the child: the job in this folder
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(run_one(options.one, options.resolution)))
         return 0
+    if options.json and options.json.exists():
+        parser.error(f"--json {options.json}: it is there already. Give another name, or remove it yourself.")
     width, height = options.size
     print(f"{width}x{height}, crops of {options.resolution} px; resident memory above the imports, MB")
     print(f"{'frames':>7} {'peak':>7}  {'by stage':<58} {'seconds':>8} {'ms/frame':>9}")
