@@ -182,12 +182,13 @@ def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) ->
         return kernels.temporal_attention(query, key, value, heads)
     if not (torch.compiler.is_compiling() or query.is_meta):  # what is exported, compiled or counted has no masks
         at_once = max(1, FEW // query.shape[1])
-        answers = [_attention_with_mask(*rows, heads) for rows in zip(*(t.split(at_once) for t in (query, key, value)), strict=True)]
+        rows = zip(query.split(at_once), key.split(at_once), value.split(at_once), strict=True)
+        answers = [_attention_with_mask(q, k, v, heads) for q, k, v in rows]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
-    rows = query.shape[0]
+    count = query.shape[0]
     # [rows*P, heads, F, C/heads]
     query, key, value = (t.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1) for t in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value).unflatten(0, (rows, -1)).permute(0, 3, 1, 2, 4).flatten(3)
+    return F.scaled_dot_product_attention(query, key, value).unflatten(0, (count, -1)).permute(0, 3, 1, 2, 4).flatten(3)
 
 
 def _attention_with_mask(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
