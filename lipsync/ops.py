@@ -72,10 +72,10 @@ def _group_norm_in_half(x: Tensor, norm: nn.GroupNorm, frames: int, shift: Tenso
         for row, out, m, i in zip(rows, y.split(frames), centre, inverse, strict=True):
             torch.batch_norm_elemt(row, norm.weight, norm.bias, m, i, norm.eps, out=out)
     else:
-        scale = norm.weight * inverse
+        scale = norm.weight * inverse  # float32, as the offset: both can be large, and almost cancel
         offset = torch.addcmul(norm.bias.float(), centre, scale, value=-1)
-        y = torch.addcmul(offset[:, None].to(x.dtype), pixels, scale[:, None].to(x.dtype))
-        y = y.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
+        y = torch.addcmul(offset[:, None], pixels, scale[:, None], out=torch.empty_like(pixels)).view(len(x), *x.shape[2:], -1)
+        y = y.permute(0, 3, 1, 2)
     return F.silu(y, inplace=True) if silu else y
 
 
@@ -102,7 +102,7 @@ def geglu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return kernels.geglu(x.contiguous(), weight, bias)
     if _is_half(x):  # two products, for the sake of contiguous halves: PyTorch is slow on the others
         value, gate = (F.linear(x, *half) for half in zip(weight.chunk(2), bias.chunk(2), strict=True))
-        return gated(value, gate) if (gated := _gated()) else value.mul_(torch.ops.aten.gelu_(gate))
+        return gated(value, gate) if (gated := _gated(x.device)) else value.mul_(torch.ops.aten.gelu_(gate))
     value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
     return value * F.gelu(gate)
 
@@ -246,7 +246,7 @@ def without_kernels() -> Iterator[None]:
 
 def _kernels(x: Tensor):
     """The module `kernels` where its functions can run on x."""
-    return _triton() if _is_half(x) and _allowed.get() else None
+    return _triton(x.device) if _is_half(x) and _allowed.get() else None
 
 
 def _is_half(x: Tensor) -> bool:
@@ -255,12 +255,15 @@ def _is_half(x: Tensor) -> bool:
 
 
 @functools.cache
-def _gated():
+def _gated(device: torch.device):
     """value * gelu(gate) in one pass, None where it cannot be: compiled by the part of CUDA that PyTorch itself compiles kernels with."""
     try:
         code = "template <typename T> T gated(T v, T g) { return T(float(v) * float(g) * 0.5f * (1.0f + erff(float(g) * 0.70710678f))); }"
         gated = torch.cuda.jiterator._create_jit_fn(code)
-        gated(*torch.ones(2, 1, dtype=torch.float16, device="cuda"))
+        for dtype in HALF:
+            gated(*torch.ones(2, 1, dtype=dtype, device=device))
+    except torch.cuda.OutOfMemoryError:  # says nothing about the compiler
+        raise
     except Exception as error:
         log.info("PyTorch compiles no kernels here (%s): GEGLU takes two passes.", " ".join(str(error).split())[:200])
         return None
@@ -268,12 +271,14 @@ def _gated():
 
 
 @functools.cache
-def _triton():
+def _triton(device: torch.device):
     try:
         from . import kernels
 
-        one = torch.ones(1, 1, 1, 1, dtype=torch.float16, device="cuda")
+        one = torch.ones(1, 1, 1, 1, dtype=torch.float16, device=device)
         kernels.add(one, one.clone(), one.flatten())  # Triton may be there without what it needs: a C compiler, a driver it knows
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as error:  # of any kind: it is another program's compiler
         log.warning("Triton is not usable (%s): the network runs, but takes about a third longer.", " ".join(str(error).split())[:200])
         return None

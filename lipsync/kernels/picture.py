@@ -67,7 +67,7 @@ def _interleave(x, bias, out, height, width, channels, PIXELS: tl.constexpr, CHA
 
 
 def interleave(x: Tensor, bias: Tensor) -> Tensor:
-    """Phases [N,4C,H+1,W+1] of an enlarged picture -> [N,C,2H,2W], plus bias [C]; see `ops.upsample`."""
+    """Phases [N,4C,H+1,W+1] of an enlarged picture -> [N,C,2H,2W], plus bias [C]; see `ops.enlarged`."""
     count, phases, height, width = x.shape
     height, width, channels = height - 1, width - 1, phases // 4
     out = torch.empty(count, channels, 2 * height, 2 * width, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
