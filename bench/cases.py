@@ -15,7 +15,7 @@ from ..lipsync.profiles import choose
 from ..lipsync.runners import TorchRunner
 from ..lipsync.unet import UNetConfig
 from . import face, networks, profiles, reference
-from .measure import Row, apart, captured, disturbances, exact, milliseconds, peak
+from .measure import DISTURBING, PACING, Row, apart, captured, disturbances, exact, milliseconds, peak
 
 GUIDANCE = 1.5
 
@@ -113,8 +113,9 @@ def block(setup: Setup) -> Iterator[Row]:
     yield Row(f"block over {setup.steps} steps of the network alone", (whole / alone - 1) * 100, "%", 1)
     if setup.graphs:
         counts = disturbances(lambda: denoiser.run([one]))
-        note = ", ".join(f"{name} {count}" for name, count in counts.items())
-        yield Row("block: driver allocations, frees, waits for the GPU", sum(counts.values()) - counts["tensors"], "", 0, note=note)
+        calls = [f"{name} {counts[name]}" for name in DISTURBING if counts[name]]
+        note = ", ".join([*calls, f"{counts['tensors']} tensors handed out by PyTorch, {counts[PACING]} waits of the pacing"])
+        yield Row("block: driver allocations, frees, waits for the GPU", sum(counts[name] for name in DISTURBING), "", 0, note=note)
     denoiser.close()
     runner.unload()
 

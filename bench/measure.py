@@ -1,15 +1,23 @@
 """Timing, memory, agreement, and whether a piece of work leaves the allocator and the GPU's queue alone."""
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..lipsync import gpu
+
+# Calls of the driver that a block must not make.
+DISTURBING = (
+    "cudaMalloc", "cudaMallocAsync", "cuMemCreate", "cuMemMap", "cudaFree", "cudaFreeAsync", "cuMemUnmap", "cudaStreamSynchronize",
+    "cudaDeviceSynchronize", "cudaMemcpy",
+)
+PACING = "cudaEventSynchronize"  # waits for the step before the last one, on purpose: the GPU has the last one to do meanwhile
 
 Work = Callable[[], object]
 
@@ -28,7 +36,7 @@ class Row:
 
 def machine(device: torch.device) -> dict[str, str]:
     """What the numbers were measured on, for people."""
-    facts = {"processor": platform.processor() or platform.machine(), "system": platform.platform(), "PyTorch": torch.__version__}
+    facts = {"processor": f"{_processor()}, {os.cpu_count()} cores", "system": platform.platform(), "PyTorch": torch.__version__}
     if device.type == "cuda":
         facts["GPU"] = torch.cuda.get_device_name(device)
         facts["GPU memory"] = f"{torch.cuda.get_device_properties(device).total_memory / 1e9:.1f} GB"
@@ -39,6 +47,13 @@ def machine(device: torch.device) -> dict[str, str]:
         except ImportError:
             facts["Triton"] = "missing"
     return facts
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        if name := next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), ""):
+            return name
+    return platform.processor() or platform.machine()
 
 
 def milliseconds(work: Work, device: torch.device, seconds: float = 0.5) -> float:
@@ -114,6 +129,6 @@ def disturbances(work: Work) -> dict[str, int]:
     counts = {"tensors": torch.cuda.memory_stats()["allocation.all.allocated"] - before}
     events = profiler.events()
     span = next(event.time_range for event in events if event.name == "watched" and event.device_type == DeviceType.CPU)
-    for name in ("cudaMalloc", "cudaFree", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy"):  # the profiler has some of its own
+    for name in (*DISTURBING, PACING):  # the profiler has some of its own before and after
         counts[name] = sum(event.name == name and span.start <= event.time_range.start <= span.end for event in events)
     return counts

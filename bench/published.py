@@ -104,11 +104,13 @@ class Models:
 
 def rows(
     setup, *, seconds: float | None = None, which: str = "auto", video: Path | None = None, audio: Path | None = None,
-    names: tuple[str, ...] | None = None, say: Callable[[str], None] = lambda text: None, progress: Progress = silent,
+    names: tuple[str, ...] | None = None, say: Callable[[str], None] = lambda text: None, failed: list[str] | None = None,
+    progress: Progress = silent,
 ) -> Iterator[Measured]:
     """Measure row after row. setup: see `cases.Setup`. which: of WEIGHTS. video, audio: instead of the published fixture.
 
-    names: all profiles by default. say: hears what the numbers were made of and what could not be measured. Raises what the stages raise.
+    names: all profiles by default. say: hears what the numbers were made of and what could not be measured. failed: the rows that
+    could not be run are added. Raises what the stages raise before the first row.
     """
     seconds = seconds or (SHORT if setup.small else SECONDS)
     models = _models(setup, which)
@@ -122,12 +124,12 @@ def rows(
             folder / SOURCE, folder / SPEECH, folder / "first.mp4", models.model.name if models.model else weights.DEMO, resolution=setup.size * 8,
             crf=CRF, device=str(setup.device), resume=False,
         )
-        yield from _measured_all(setup, job, parts, models, names or tuple(profiles.PROFILES), say, progress)
+        yield from _measured_all(setup, job, parts, models, names or tuple(profiles.PROFILES), say, [] if failed is None else failed, progress)
 
 
-def _measured_all(setup, job, parts, models, names, say, progress) -> Iterator[Measured]:
+def _measured_all(setup, job, parts, models, names, say, failed, progress) -> Iterator[Measured]:
     """The first row that this machine can run, then the others, held against its film."""
-    film, missing, last = None, {}, None
+    film, missing, last, why = None, {}, None, ""
     for label, one, runner, exact in _plan(setup, job, models, names):
         fresh = last is None or _key(last) != _key(runner)
         if last is not None and fresh:
@@ -136,7 +138,9 @@ def _measured_all(setup, job, parts, models, names, say, progress) -> Iterator[M
         try:
             measured = _measured(setup, label, one, replace(parts, runner=runner), progress, fresh)
         except (LatentSyncError, torch.cuda.OutOfMemoryError) as error:
-            say(f"{label} cannot be run here: {str(error).splitlines()[0]}")
+            before, why = why, str(error).splitlines()[0].replace(str(job.video), "the film")
+            say(f"{label} cannot be run here: {'for the same reason' if why == before else why}")
+            failed.append(label)
             runner.unload()
             last = None
             continue

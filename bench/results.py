@@ -12,7 +12,8 @@ NOISE = "1 - cosine"  # of rows that hold rounding errors: how many times larger
 
 
 class Report:
-    """What goes into the file of --json, None for nowhere: `content` as it is when the `with` ends, be it by Ctrl-C or an error.
+    """What goes into the file of --json, None for nowhere: `content` as it is when the `with` ends, be it by Ctrl-C or an error. Without any row
+    the file stays as it was.
 
     Raises MediaError at once when the file cannot be written, or is not one that a report may replace.
     """
@@ -32,8 +33,8 @@ class Report:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
-        if self.path is not None and (kind is None or self.rows):
+    def __exit__(self, *_):
+        if self.path is not None and self.rows:
             self._save()
 
     def _save(self) -> None:
@@ -73,7 +74,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> dict:
-    """The facts of the "machine" and the "rows" by name. Raises LatentSyncError that says what about the file is no measurement."""
+    """The facts of the "machine", the "settings" (none in older files) and the "rows" by name. Raises LatentSyncError
+    that says what about the file is no measurement."""
     try:
         measured = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -85,7 +87,8 @@ def read(path: Path) -> dict:
     for number, row in enumerate(rows, 1):
         if why := _wrong(row):
             raise LatentSyncError(f"cannot compare {path}: {why} in row {number}. Measure again with `bench --json FILE`.")
-    return {"machine": machine, "rows": {row["name"]: row for row in rows}}
+    settings = measured.get("settings")
+    return {"machine": machine, "settings": settings if isinstance(settings, dict) else {}, "rows": {row["name"]: row for row in rows}}
 
 
 def _wrong(row) -> str:
@@ -99,6 +102,9 @@ def _wrong(row) -> str:
 def comparison(before: dict, after: dict) -> str:
     """Two of `read`, a line for each row of either. A ratio only of what can be one."""
     lines = [f"{label}: {', '.join(f'{name} {fact}' for name, fact in one['machine'].items())}" for label, one in (("before", before), ("after", after))]
+    pairs = {name: (before["settings"].get(name), after["settings"].get(name)) for name in {**before["settings"], **after["settings"]}}
+    if apart := [f"{name} {first} / {second}" for name, (first, second) in pairs.items() if first != second]:
+        lines.append(f"NOT THE SAME WORK: {', '.join(apart)}")
     for name in [*before["rows"], *(name for name in after["rows"] if name not in before["rows"])]:
         pair = [one["rows"].get(name) for one in (before, after)]
         numbers = [number(row["value"]) if row else "-" for row in pair]

@@ -27,12 +27,13 @@ OPTIONS = {  # that each way listens to
     "published": ("published", "json", "device", "resolution", "dtype", "memory", "seconds", "weights", "video", "audio"),
     "groups": ("only", "json", "device", "resolution", "frames", "dtype", "compile", "memory"),
 }
+LONGEST = 600  # seconds of film
 SIDES = 64  # px: the VAE makes 8 of them one, and the network halves that three times
 
 
 def add_arguments(parser) -> None:
     parser.add_argument("--only", help="groups to measure, comma separated: unet, block, profiles, vae, faces, clip (default: all)")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file, new or with earlier ones; after Ctrl-C, too")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file: a new one, or one of `bench`, which is replaced; after Ctrl-C, too")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="measure nothing: print two JSON files side by side")
     parser.add_argument(
         "--profiles", type=Path, nargs=2, metavar=("CLIP", "SPEECH"), help="measure what each profile of `run` costs and changes on this clip, by --model"
@@ -82,6 +83,8 @@ def check_options(arguments) -> str:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise LatentSyncError(f"--{name} is {value:g}, but must be more than 0, and finite.")
+    if (arguments.seconds or 0) > LONGEST:
+        raise LatentSyncError(f"--seconds is {arguments.seconds:g}, but every row draws that much film: {LONGEST} at most.")
     return way
 
 
@@ -99,13 +102,17 @@ def _groups(arguments, report: results.Report) -> int:
     names = group_names(arguments.only, CASES)
     if arguments.memory is not None and "clip" not in names:
         raise LatentSyncError(f"--memory is for the group clip, and only {', '.join(names)} would be measured: add clip, or leave --memory out.")
+    if arguments.compile and "unet" not in names:
+        raise LatentSyncError(f"--compile is for the group unet, and only {', '.join(names)} would be measured: add unet, or leave --compile out.")
     setup = _setup(arguments)
     facts = _machine(setup.device, report)
+    report.content["settings"] = _settings(setup)
     if setup.small:
         _write("No GPU: a tiny network at 64 px, to compare one version with another.")
     failed, limited = [], LIMITS_HOLD_ON in facts.get("GPU", "")
     with torch.inference_mode(), gpu.on(setup.device):
         for name in names:
+            torch.manual_seed(0)  # the same inputs in every run
             try:
                 for row in CASES[name](setup):
                     report.rows.append(asdict(row))
@@ -120,6 +127,8 @@ def _groups(arguments, report: results.Report) -> int:
     wrong = [f"{row['name']}: {row['value']:g} instead of 0 ({row['note']})" for row in results.broken(report.rows)]
     if failed:
         wrong.append(f"not measured to its end: {', '.join(failed)}, see above")
+    if not report.rows:
+        wrong.append("nothing was measured")
     if wrong:
         raise LatentSyncError("; ".join(wrong) + ".")
     return 0
@@ -173,6 +182,13 @@ def _setup(arguments):
     )
 
 
+def _settings(setup, **more) -> dict:
+    """What the numbers are of, as far as it can be chosen."""
+    kind = str(setup.dtype).removeprefix("torch.")
+    settings = {"resolution": setup.size * 8, "frames": setup.frames, "steps": setup.steps, "dtype": kind, "memory": setup.memory, **more}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def _machine(device: torch.device, report: results.Report) -> dict[str, str]:
     from ..bench.measure import machine
 
@@ -193,7 +209,9 @@ def published(arguments, report: results.Report) -> int:
     _write(f"TensorRT-RTX {facts['TensorRT-RTX']}; {str(setup.dtype).removeprefix('torch.')}, crops of {setup.size * 8} px, guidance 1.5, blocks of 16 frames")
     if setup.small:
         _write("NO GPU: a tiny network at 64 px on a short clip, to see that it works. These are no measurements of LatentSync.")
-    rows = []
+    media = {name: path.name for name in ("video", "audio") if (path := getattr(arguments, name))}
+    report.content["settings"] = _settings(setup, seconds=arguments.seconds, weights=arguments.weights, **media)
+    rows, failed = [], []
     said, told = (report.content.setdefault(name, []) for name in ("notes", "published"))
 
     def say(text: str) -> None:
@@ -203,7 +221,7 @@ def published(arguments, report: results.Report) -> int:
 
     with TerminalProgress(lines=False) as progress, gpu.on(setup.device):
         measured = table.rows(
-            setup, seconds=arguments.seconds, which=arguments.weights, video=arguments.video, audio=arguments.audio, say=say, progress=progress
+            setup, seconds=arguments.seconds, which=arguments.weights, video=arguments.video, audio=arguments.audio, say=say, failed=failed, progress=progress
         )
         for row in measured:
             progress.close()
@@ -218,6 +236,8 @@ def published(arguments, report: results.Report) -> int:
     if any("ssim" in row.quality and "mouth_ssim" not in row.quality for row in rows):
         _write("No mouth is known in this film: SSIM and PSNR are the whole frame's.")
     _write(table.THEIRS)
+    if failed:
+        raise LatentSyncError(f"not measured: {'; '.join(failed)}: see above.")
     return 0
 
 

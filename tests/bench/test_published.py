@@ -64,12 +64,32 @@ def test_row_that_cannot_be_run_is_told_and_the_others_go_on(tmp_path, monkeypat
     monkeypatch.setattr(published, "SHARED", (tmp_path / "nowhere",))
     monkeypatch.setattr(published, "SMALL", 160)
     monkeypatch.setattr(published.EagerRunner, "load", fail)
-    said = []
+    said, failed = [], []
     setup = Setup(torch.device("cpu"), torch.float32, 8, 2, small=True)
-    rows = list(published.rows(setup, seconds=0.08, names=("exact20", "approx4"), say=said.append))
+    rows = list(published.rows(setup, seconds=0.08, names=("exact20", "approx4"), say=said.append, failed=failed))
+    assert failed == ["exact20, eager"]
     assert [row.name.split(",")[0] for row in rows] == ["exact20", "approx4"], said
     assert any("exact20, eager cannot be run here: no memory for that" in text for text in said)
     assert not rows[0].quality and rows[1].quality["ssim"] < 1  # against the first that ran
+
+
+def test_a_table_without_a_row_replaces_no_file(tmp_path, monkeypatch, capsys):
+    from latentsync_rtx import commands
+    from latentsync_rtx.lipsync.errors import FaceError
+
+    def none(job, **_):
+        raise FaceError(f"no face in {job.video}")
+
+    monkeypatch.setattr(published, "SHARED", (tmp_path / "nowhere",))
+    monkeypatch.setattr(published, "SMALL", 160)
+    monkeypatch.setattr(published, "_measured", lambda setup, label, job, *_: none(job))
+    path = tmp_path / "a.json"
+    path.write_text('{"machine": {}, "rows": [1]}')
+    assert commands.main(["bench", "--published", "--device", "cpu", "--seconds", "0.08", "--json", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert "not measured: exact20, eager; " in printed.err
+    assert "no face in the film" in printed.out and printed.out.count("no face") == 1 and printed.out.count("for the same reason") == 8
+    assert path.read_text() == '{"machine": {}, "rows": [1]}'
 
 
 @torch.no_grad()

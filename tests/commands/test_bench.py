@@ -14,7 +14,7 @@ from latentsync_rtx.bench import cases, measure, profiles
 from latentsync_rtx.bench.measure import Row
 from latentsync_rtx.commands.terminal import TerminalProgress
 from latentsync_rtx.lipsync import gpu
-from latentsync_rtx.lipsync.errors import NumericError
+from latentsync_rtx.lipsync.errors import DependencyError, NumericError
 
 ROOT = Path(__file__).resolve().parents[2]
 FILM = b"\0\0\0\x20ftypisom"
@@ -80,6 +80,8 @@ def test_networks_are_measured_where_pyav_is_missing(tmp_path):
     ("--published --seconds nan", "--seconds is nan"),
     ("--published --seconds inf", "--seconds is inf"),
     ("--published --seconds 0", "--seconds is 0"),
+    ("--published --seconds 1e300", "600 at most"),
+    ("--only vae --compile", "only vae would be measured"),
     ("--published --only vae", "--only says nothing to --published"),
     ("--seconds 3", "only to --published"),
     ("--weights real", "only to --published"),
@@ -146,6 +148,28 @@ def test_what_was_measured_is_kept_whatever_comes_then(end, status, said, tmp_pa
     assert said in capsys.readouterr().err
     assert [row["name"] for row in json.loads((tmp_path / "a.json").read_text())["rows"]] == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("end", [None, DependencyError("it needs PyAV")], ids=["no rows", "a library is missing"])
+def test_a_file_is_not_replaced_by_nothing(end, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cases, "CASES", {"clip": group(then=end)})
+    Path("a.json").write_text('{"machine": {}, "rows": [1, 2]}')
+    assert bench("--device", "cpu", "--json", "a.json") == 1
+    assert "nothing was measured" in capsys.readouterr().err
+    assert Path("a.json").read_text() == '{"machine": {}, "rows": [1, 2]}'
+
+
+def test_rows_of_other_work_are_not_compared_in_silence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cases, "CASES", {"block": group(Row("block", 1.0, "ms"))})
+    for frames in (1, 2):
+        assert bench("--device", "cpu", "--frames", frames, "--json", f"{frames}.json") == 0
+    capsys.readouterr()
+    assert bench("--compare", "1.json", "2.json") == 0
+    assert "NOT THE SAME WORK: frames 1 / 2\n" in capsys.readouterr().out
+    assert bench("--compare", "1.json", "1.json") == 0
+    assert "NOT THE SAME" not in capsys.readouterr().out
 
 
 def test_a_group_is_measured_once(monkeypatch, capsys):
