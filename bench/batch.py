@@ -1,6 +1,6 @@
 """What a batch gains over its jobs one by one, and how long the network stands idle between two.
 
-    python bench/batch.py [--jobs 4] [--frames 242] [--size 1920 1080] [--resolution 512] [--steps 20] [--json FILE]
+    python bench/batch.py [--jobs 4] [--frames 242] [--size 1920 1080] [--resolution 512] [--steps 20]
 
 On a GPU the networks have their real sizes and seeded random weights; elsewhere they are stubs, and only the order of things is real. Faces
 are given (see `stubs`). Models are loaded and kernels compiled by a short job that is not counted.
@@ -26,17 +26,12 @@ def main() -> int:
     parser.add_argument("--size", type=int, nargs=2, default=(1920, 1080), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--resolution", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="write the figures there as well, into a new file")
     options = parser.parse_args()
-    if options.json and options.json.exists():
-        parser.error(f"--json {options.json}: it is there already. Give another name, or remove it yourself.")
     logging.basicConfig(level=logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
         told = measured(Path(folder), options)
     for name, value in told.items():
         print(f"{name}: {value}")
-    if options.json:
-        options.json.write_text(json.dumps(told, indent=1))
     return 0
 
 

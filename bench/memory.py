@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,14 +29,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, nargs=2, default=(1920, 1080), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--resolution", type=int, default=512)
     parser.add_argument("--folder", type=Path, help="for clips and temporary files (default: the system's)")
-    parser.add_argument("--json", type=Path, help="write the figures there as well, into a new file")
+    parser.add_argument("--json", type=Path, help="write the figures there as well, as `bench --json` does")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # the child: the job in this folder
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(run_one(options.one, options.resolution)))
         return 0
-    if options.json and options.json.exists():
-        parser.error(f"--json {options.json}: it is there already. Give another name, or remove it yourself.")
+    from latentsync_rtx.bench import results
+    from latentsync_rtx.lipsync.errors import MediaError
+
+    try:
+        with results.Report(options.json) as report:
+            return compared(options, report)
+    except MediaError as error:
+        parser.error(str(error))
+
+
+def compared(options, report) -> int:
+    """Measure every length, print, and keep the rows in `report`."""
+    from latentsync_rtx.bench.measure import Row
+
     width, height = options.size
     print(f"{width}x{height}, crops of {options.resolution} px; resident memory above the imports, MB")
     print(f"{'frames':>7} {'peak':>7}  {'by stage':<58} {'seconds':>8} {'ms/frame':>9}")
@@ -46,8 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     whole = max(shortest["peak"], longest["peak"] + max(0.0, slope) * (TEN_MINUTES - longest["frames"]) / 1000)
     print(f"slope {slope:+.1f} MB per 1000 frames; {grown:+.0f} MB from {shortest['frames']} to {longest['frames']} frames (limit {LIMIT})")
     print(f"ten minutes: {whole:.0f} MB at most by that slope (limit {MOST})")
-    if options.json:
-        options.json.write_text(json.dumps({"size": options.size, "resolution": options.resolution, "jobs": rows, "slope": slope}, indent=1))
+    report.content |= {"settings": {"size": options.size, "resolution": options.resolution}, "jobs": rows, "slope": slope}
+    report.rows.extend(asdict(Row(f"peak of {row['frames']} frames", row["peak"], "MB")) for row in rows)
     return int(grown > LIMIT or whole > MOST)
 
 

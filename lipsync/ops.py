@@ -193,7 +193,8 @@ def temporal_attention(query: Tensor, key: Tensor, value: Tensor, heads: int) ->
 
 def _attention_with_mask(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     """`temporal_attention` without Triton. A pixel's frames are too few for a library's tiles, so several pixels of all rows go into one
-    attention, and a mask lets each see only its own row. Pixels P/group apart: then all tokens lie at equal distances, and are read where they are."""
+    attention, and a mask lets each frame see those of its own pixel and row. The pixels are P/group apart: then all tokens lie at equal
+    distances in memory, and are read where they are."""
     rows, frames, pixels, channels = query.shape
     group = 1
     while 2 * group * rows * frames <= FEW and pixels % (2 * group) == 0:

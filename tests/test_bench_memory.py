@@ -21,3 +21,14 @@ def test_four_times_the_frames_take_no_more_memory(tmp_path):
     assert set(long["stages"]) == {"audio", "align", "denoise", "decode", "restore"}
     assert "slope" in done.stdout
     assert list(tmp_path.iterdir()) == [told]
+    from latentsync_rtx.bench import results
+
+    assert results.read(told)["rows"]["peak of 600 frames"]["value"] == long["peak"]
+
+
+def test_a_file_that_is_no_measurement_is_left_alone(tmp_path):
+    (tmp_path / "notes.json").write_text("[1]")
+    command = [sys.executable, str(ROOT / "bench" / "memory.py"), "--json", str(tmp_path / "notes.json")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "holds no measurements" in done.stderr and not done.stdout
+    assert (tmp_path / "notes.json").read_text() == "[1]"

@@ -78,6 +78,29 @@ def test_work_is_counted_without_what_masks_hide():
     assert counter.get_total_flops() == 2 * 64 * 4 * 16 * 16 * 16  # rows, pixels; two products of frames x frames x channels
 
 
+@pytest.mark.parametrize("probe", ["_gated", "_triton"])
+def test_memory_that_is_missing_once_is_no_missing_compiler(probe, monkeypatch):
+    if probe == "_triton":
+        pytest.importorskip("triton")
+
+    def failing(error):
+        def ones(*_, **__):
+            raise error
+
+        return ones
+
+    device, probe = torch.device("cuda", 7), getattr(ops, probe)
+    for _ in range(2):  # not remembered
+        monkeypatch.setattr(ops.torch, "ones", failing(torch.OutOfMemoryError("CUDA out of memory")))
+        with pytest.raises(torch.OutOfMemoryError):
+            probe(device)
+    monkeypatch.setattr(ops.torch, "ones", failing(RuntimeError("no compiler")))
+    assert probe(device) is None
+    monkeypatch.undo()
+    assert probe(device) is None, "asked once"
+    probe.cache_clear()
+
+
 GROUPS = 4
 ROWS = pytest.mark.parametrize(("pictures", "frames"), [(8, 4), (6, 1), (3, 3)], ids=["two rows", "each picture", "one row"])
 SHIFTED = pytest.mark.parametrize("shift", ["none", "one", "each row"])
